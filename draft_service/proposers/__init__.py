@@ -1,0 +1,1 @@
+"""One proposer per file, and their registry."""

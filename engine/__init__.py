@@ -1,0 +1,1 @@
+"""The torch library both model services stand on: backends, KV, sampling."""

@@ -1,0 +1,1 @@
+"""Compiled kernels, each beside its reference."""

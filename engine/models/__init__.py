@@ -1,0 +1,1 @@
+"""Decoder-only families and their weights."""

@@ -1,0 +1,1 @@
+"""Processors, sampler and verification policies."""

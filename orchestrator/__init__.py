@@ -1,0 +1,1 @@
+"""The orchestrator: rounds, sequences, streaming to applications."""

@@ -1,0 +1,1 @@
+"""What every process and every client agrees on; free of torch."""

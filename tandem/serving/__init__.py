@@ -1,0 +1,1 @@
+"""One server life for all three services."""

@@ -1,0 +1,1 @@
+"""The target service: scheduler, verifier, server."""
