@@ -1,0 +1,279 @@
+"""Protobuf <-> values: the only place that maps fields.
+
+`*_to_proto` never fails. `*_from_proto` raises `ItemError` for what no value can stand for: a tree proposal, a
+reserved policy or transport, bytes that are not whole numbers.
+"""
+
+from types import MappingProxyType
+
+import numpy as np
+
+from tandem.common.v1 import common_pb2 as pb
+from tandem.target.v1 import target_pb2
+from tandem.types import (
+    MAX_SPARSE_ENTRIES,
+    DraftProbsTransport,
+    ErrorCode,
+    FinishReason,
+    ItemError,
+    ItemTiming,
+    Load,
+    ModelInfo,
+    Proposal,
+    SamplingParams,
+    SessionId,
+    SessionSpec,
+    SparseProbs,
+    Stamp,
+    Verdict,
+    VerificationPolicy,
+)
+
+_POLICIES = {
+    pb.VERIFICATION_POLICY_GREEDY: VerificationPolicy.GREEDY,
+    pb.VERIFICATION_POLICY_COUPLED: VerificationPolicy.COUPLED,
+    pb.VERIFICATION_POLICY_REJECTION: VerificationPolicy.REJECTION,
+}
+_POLICY_NUMBERS = {policy: number for number, policy in _POLICIES.items()}
+_TRANSPORTS = {
+    pb.DRAFT_PROBS_TRANSPORT_ONE_HOT: DraftProbsTransport.ONE_HOT,
+    pb.DRAFT_PROBS_TRANSPORT_COUPLED: DraftProbsTransport.COUPLED,
+    pb.DRAFT_PROBS_TRANSPORT_SPARSE: DraftProbsTransport.SPARSE,
+}
+_TRANSPORT_NUMBERS = {transport: number for number, transport in _TRANSPORTS.items()}
+_SCALAR_SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+)
+
+
+def policy_to_proto(policy: VerificationPolicy) -> pb.VerificationPolicy.ValueType:
+    return _POLICY_NUMBERS[policy]
+
+
+def policy_from_proto(number: pb.VerificationPolicy.ValueType) -> VerificationPolicy | None:
+    """None when unspecified; ItemError UNIMPLEMENTED for one that is not offered."""
+    if number == pb.VERIFICATION_POLICY_UNSPECIFIED:
+        return None
+    if number not in _POLICIES:
+        names = ", ".join(policy.value for policy in VerificationPolicy)
+        raise ItemError(ErrorCode.UNIMPLEMENTED, f"verification_policy {number} is not offered; there are: {names}")
+    return _POLICIES[number]
+
+
+def transport_to_proto(transport: DraftProbsTransport) -> pb.DraftProbsTransport.ValueType:
+    return _TRANSPORT_NUMBERS[transport]
+
+
+def transport_from_proto(number: pb.DraftProbsTransport.ValueType) -> DraftProbsTransport:
+    """ItemError UNIMPLEMENTED for one that is not offered."""
+    if number not in _TRANSPORTS:
+        names = ", ".join(transport.value for transport in DraftProbsTransport)
+        raise ItemError(
+            ErrorCode.UNIMPLEMENTED, f"draft_probs_transport {number} is not offered; there are: {names}"
+        )
+    return _TRANSPORTS[number]
+
+
+def sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
+    """Every field set, so that the receiver's defaults never matter."""
+    message = pb.SamplingParams(
+        logit_bias=sampling.logit_bias,
+        bad_token_ids=sampling.bad_token_ids,
+        allowed_token_ids=sampling.allowed_token_ids,
+    )
+    for name in _SCALAR_SAMPLING_FIELDS:
+        value = getattr(sampling, name)
+        if value is not None:
+            setattr(message, name, value)
+    return message
+
+
+def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
+    """Unset fields take the defaults of `SamplingParams`."""
+    present = {descriptor.name: value for descriptor, value in message.ListFields()}
+    scalars = {name: present[name] for name in _SCALAR_SAMPLING_FIELDS if name in present}
+    return SamplingParams(
+        logit_bias=MappingProxyType(dict(message.logit_bias)),
+        bad_token_ids=tuple(message.bad_token_ids),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        **scalars,
+    )
+
+
+def session_to_proto(spec: SessionSpec) -> pb.OpenSession:
+    return pb.OpenSession(
+        token_ids=spec.token_ids,
+        prompt_len=spec.prompt_len,
+        sampling=sampling_to_proto(spec.sampling),
+        max_tokens=spec.max_tokens,
+        min_tokens=spec.min_tokens,
+        stop_token_ids=sorted(spec.stop_token_ids),
+        eos_token_ids=sorted(spec.eos_token_ids),
+        verification_policy=policy_to_proto(spec.verification_policy),
+        draft_probs_transport=transport_to_proto(spec.draft_probs_transport),
+        sample_index=spec.sample_index,
+    )
+
+
+def session_from_proto(message: pb.OpenSession) -> SessionSpec:
+    """ItemError INVALID_ARGUMENT when the policy or the seed is missing."""
+    policy = policy_from_proto(message.verification_policy)
+    if policy is None:
+        raise ItemError(ErrorCode.INVALID_ARGUMENT, "open.verification_policy: must be set between services")
+    if not message.sampling.HasField("seed"):
+        raise ItemError(ErrorCode.INVALID_ARGUMENT, "open.sampling.seed: must be set between services")
+    return SessionSpec(
+        token_ids=tuple(message.token_ids),
+        prompt_len=message.prompt_len,
+        sampling=sampling_from_proto(message.sampling),
+        max_tokens=message.max_tokens,
+        min_tokens=message.min_tokens,
+        stop_token_ids=frozenset(message.stop_token_ids),
+        eos_token_ids=frozenset(message.eos_token_ids),
+        verification_policy=policy,
+        draft_probs_transport=transport_from_proto(message.draft_probs_transport),
+        sample_index=message.sample_index,
+    )
+
+
+def stamp_to_proto(stamp: Stamp) -> pb.Stamp:
+    return pb.Stamp(
+        session_id=stamp.session_id,
+        epoch=stamp.epoch,
+        round=stamp.round,
+        committed_len=stamp.committed_len,
+        prefix_hash=stamp.prefix_hash,
+    )
+
+
+def stamp_from_proto(message: pb.Stamp) -> Stamp:
+    return Stamp(
+        SessionId(message.session_id), message.epoch, message.round, message.committed_len, message.prefix_hash
+    )
+
+
+def proposal_to_proto(proposal: Proposal) -> pb.Proposal:
+    probs = [
+        pb.SparseProbs(
+            token_ids_u32=np.ascontiguousarray(entry.token_ids, dtype="<u4").tobytes(),
+            probs_f32=np.ascontiguousarray(entry.probs, dtype="<f4").tobytes(),
+        )
+        for entry in proposal.draft_probs
+    ]
+    return pb.Proposal(draft_token_ids=proposal.draft_token_ids, draft_probs=probs, parents=proposal.parents)
+
+
+def proposal_from_proto(message: pb.Proposal) -> Proposal:
+    """ItemError UNIMPLEMENTED for a tree, INVALID_ARGUMENT for malformed draft_probs."""
+    if message.parents:
+        raise ItemError(ErrorCode.UNIMPLEMENTED, "proposal.parents: tree proposals are not offered; send a chain")
+    if message.draft_probs and len(message.draft_probs) != len(message.draft_token_ids):
+        raise ItemError(
+            ErrorCode.INVALID_ARGUMENT,
+            f"proposal.draft_probs: {len(message.draft_probs)} entries for {len(message.draft_token_ids)} drafts",
+        )
+    probs = tuple(_sparse_from_proto(index, entry) for index, entry in enumerate(message.draft_probs))
+    return Proposal(tuple(message.draft_token_ids), probs)
+
+
+def _sparse_from_proto(index: int, message: pb.SparseProbs) -> SparseProbs:
+    num_id_bytes, num_prob_bytes = len(message.token_ids_u32), len(message.probs_f32)
+    limit = 4 * MAX_SPARSE_ENTRIES
+    if num_id_bytes != num_prob_bytes or num_id_bytes % 4 or not 0 < num_id_bytes <= limit:
+        raise ItemError(
+            ErrorCode.INVALID_ARGUMENT,
+            f"proposal.draft_probs[{index}]: {num_id_bytes} id bytes and {num_prob_bytes} probability bytes; "
+            f"both must be the same multiple of 4, at most {limit}",
+        )
+    return SparseProbs(
+        np.frombuffer(message.token_ids_u32, dtype="<u4").astype(np.uint32),
+        np.frombuffer(message.probs_f32, dtype="<f4").astype(np.float32),
+    )
+
+
+def timing_to_proto(timing: ItemTiming) -> pb.ItemTiming:
+    return pb.ItemTiming(queue_us=timing.queue_us, compute_us=timing.compute_us)
+
+
+def timing_from_proto(message: pb.ItemTiming) -> ItemTiming:
+    return ItemTiming(message.queue_us, message.compute_us)
+
+
+def finish_reason_to_proto(reason: FinishReason | None) -> pb.FinishReason.ValueType:
+    return pb.FinishReason.ValueType(reason or 0)
+
+
+def finish_reason_from_proto(number: pb.FinishReason.ValueType) -> FinishReason | None:
+    return FinishReason(number) if number else None
+
+
+def verdict_to_proto(verdict: Verdict) -> target_pb2.Verdict:
+    return target_pb2.Verdict(
+        num_draft_tokens=verdict.num_draft_tokens,
+        num_accepted=verdict.num_accepted,
+        token_ids=verdict.token_ids,
+        finish_reason=finish_reason_to_proto(verdict.finish_reason),
+        timing=timing_to_proto(verdict.timing),
+        batch_rows=verdict.batch_rows,
+    )
+
+
+def verdict_from_proto(message: target_pb2.Verdict) -> Verdict:
+    return Verdict(
+        num_draft_tokens=message.num_draft_tokens,
+        num_accepted=message.num_accepted,
+        token_ids=tuple(message.token_ids),
+        finish_reason=finish_reason_from_proto(message.finish_reason),
+        timing=timing_from_proto(message.timing),
+        batch_rows=message.batch_rows,
+    )
+
+
+def error_to_proto(error: ItemError) -> pb.ItemError:
+    return pb.ItemError(code=pb.ItemErrorCode.ValueType(error.code), message=error.message)
+
+
+def error_from_proto(message: pb.ItemError) -> ItemError:
+    """A code this build does not know reads as INTERNAL."""
+    number = int(message.code)
+    return ItemError(ErrorCode(number) if number in set(ErrorCode) else ErrorCode.INTERNAL, message.message)
+
+
+_LOAD_FIELDS = ("running", "waiting", "kv_usage", "draining", "used_blocks", "total_blocks", "stale_items")
+_INFO_FIELDS = (
+    "protocol_version",
+    "model_id",
+    "vocab_size",
+    "vocab_hash",
+    "max_context",
+    "backend",
+    "dtype",
+    "device",
+    "numerics_fingerprint",
+    "deterministic",
+    "max_draft_tokens",
+    "incarnation",
+)
+
+
+def load_to_proto(load: Load) -> pb.Load:
+    return pb.Load(**{name: getattr(load, name) for name in _LOAD_FIELDS})
+
+
+def load_from_proto(message: pb.Load) -> Load:
+    return Load(**{name: getattr(message, name) for name in _LOAD_FIELDS})
+
+
+def model_info_to_proto(info: ModelInfo) -> pb.ModelInfo:
+    return pb.ModelInfo(**{name: getattr(info, name) for name in _INFO_FIELDS})
+
+
+def model_info_from_proto(message: pb.ModelInfo) -> ModelInfo:
+    return ModelInfo(**{name: getattr(message, name) for name in _INFO_FIELDS})

@@ -1,0 +1,210 @@
+"""The values all three services and every client speak in. Frozen; no wire and no tensors in here.
+
+Letters: K draft tokens of a round, V vocabulary.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from types import MappingProxyType
+from typing import NewType
+
+import numpy as np
+import numpy.typing as npt
+
+SessionId = NewType("SessionId", int)
+
+PROTOCOL_VERSION = 1
+GREEDY_TEMPERATURE = 1e-5  # at or below it, sampling is argmax
+MAX_SPARSE_ENTRIES = 128  # of one position's q on the wire
+
+
+class FinishReason(IntEnum):
+    """Why a generation ended; values are the wire's."""
+
+    STOP = 1
+    LENGTH = 2
+    ABORTED = 3
+    ERROR = 4
+
+
+class VerificationPolicy(Enum):
+    """The exact rule by which the target decides about drafts."""
+
+    GREEDY = "greedy"
+    COUPLED = "coupled"
+    REJECTION = "rejection"
+
+
+class DraftProbsTransport(Enum):
+    """How the draft's distribution q reaches the target."""
+
+    ONE_HOT = "one_hot"
+    COUPLED = "coupled"
+    SPARSE = "sparse"
+
+
+class ErrorCode(IntEnum):
+    """What can be wrong with one item of a stream; values are the wire's."""
+
+    UNKNOWN_SESSION = 1
+    PREFIX_MISMATCH = 2
+    NO_CAPACITY = 3
+    INVALID_ARGUMENT = 4
+    UNIMPLEMENTED = 5
+    DEADLINE_EXCEEDED = 6
+    INTERNAL = 7
+
+
+class ItemError(Exception):
+    """An item that failed while its stream and the other items go on."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.code.name}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """One request's sampling; the defaults are what an unset field means.
+
+    Penalties: repetition counts prompt and output, presence and frequency count output only.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    seed: int | None = None  # None only until the orchestrator has drawn one
+    bad_token_ids: tuple[int, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()  # empty: all
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether this temperature means argmax."""
+        return self.temperature <= GREEDY_TEMPERATURE
+
+    def choose_policy(self, asked: VerificationPolicy | None) -> VerificationPolicy:
+        """The policy for these parameters: greedy when greedy, else what was asked, else coupled."""
+        if self.is_greedy:
+            return VerificationPolicy.GREEDY
+        if asked in (None, VerificationPolicy.GREEDY):
+            return VerificationPolicy.COUPLED
+        assert asked is not None
+        return asked
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSpec:
+    """Everything that decides a session's tokens. A re-open sends the same one with more committed tokens."""
+
+    token_ids: tuple[int, ...]  # prompt, then committed tokens
+    prompt_len: int
+    sampling: SamplingParams
+    max_tokens: int
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    eos_token_ids: frozenset[int] = frozenset()  # empty when EOS is ignored
+    verification_policy: VerificationPolicy = VerificationPolicy.GREEDY
+    draft_probs_transport: DraftProbsTransport = DraftProbsTransport.ONE_HOT
+    sample_index: int = 0
+
+    @property
+    def max_len(self) -> int:
+        """Most tokens the sequence may have, prompt included."""
+        return self.prompt_len + self.max_tokens
+
+    @property
+    def ending_token_ids(self) -> frozenset[int]:
+        """Ids that end the generation once min_tokens are out."""
+        return self.stop_token_ids | self.eos_token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What a message is made for; every answer repeats it."""
+
+    session_id: SessionId
+    epoch: int
+    round: int
+    committed_len: int
+    prefix_hash: int
+
+
+@dataclass(frozen=True, slots=True)
+class SparseProbs:
+    """The distribution one draft token was sampled from: at most 128 ids and their probabilities."""
+
+    token_ids: npt.NDArray[np.uint32]  # [M]
+    probs: npt.NDArray[np.float32]  # [M], same order
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A chain of draft tokens; empty is plain decoding."""
+
+    draft_token_ids: tuple[int, ...] = ()
+    draft_probs: tuple[SparseProbs, ...] = ()  # one a draft under `sparse`, else empty
+    parents: tuple[int, ...] = ()  # not empty: a tree
+
+
+@dataclass(frozen=True, slots=True)
+class ItemTiming:
+    """Where an item's time went, in microseconds."""
+
+    queue_us: int = 0
+    compute_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target decided about one round: the accepted drafts, then a recovered or bonus token.
+
+    The extra token is missing only when an accepted draft ended the generation.
+    """
+
+    num_draft_tokens: int
+    num_accepted: int
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    timing: ItemTiming = ItemTiming()
+    batch_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy a replica is."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    draining: bool = False
+    used_blocks: int = 0
+    total_blocks: int = 0
+    stale_items: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The handshake: what a replica serves."""
+
+    protocol_version: int
+    model_id: str
+    vocab_size: int  # 0: any vocabulary
+    vocab_hash: str  # empty: any vocabulary
+    max_context: int  # 0: no limit of its own
+    backend: str
+    dtype: str
+    device: str
+    numerics_fingerprint: str
+    deterministic: bool
+    max_draft_tokens: int
+    incarnation: int
