@@ -1,1 +1,1 @@
-"""One server life for all three services."""
+"""One server life for all three services: bind, health, errors, multiplexed streams, drain."""

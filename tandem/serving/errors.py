@@ -1,0 +1,95 @@
+"""The outermost interceptor: closes streams in their own task and turns every error into a status."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, TypeAlias
+
+import grpc
+
+from tandem.validation import InvalidArgumentError
+
+_log = logging.getLogger(__name__)
+
+# The stubs know these types as generic, the library does not.
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class ServiceError(Exception):
+    """A failure with a status the caller should see; the message is sent as it is."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class LifecycleInterceptor(grpc.aio.ServerInterceptor):
+    """Runs every handler so that its `finally` blocks run in the call's task and its errors get a status.
+
+    A streaming handler is an async generator; left to grpc.aio, one that is suspended in a `yield` when its
+    client goes is closed late and in another task.
+    """
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], "Awaitable[_Handler | None]"],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "_Handler | None":
+        handler: Any = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method.startswith("/grpc.health."):
+            return handler  # type: ignore[no-any-return]
+        codecs = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        method = handler_call_details.method
+        if handler.stream_stream is not None:
+            return grpc.stream_stream_rpc_method_handler(_streaming(handler.stream_stream, method), **codecs)
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(_streaming(handler.unary_stream, method), **codecs)
+        return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary, method), **codecs)
+
+
+def _streaming(handler: Callable[[Any, _Context], AsyncIterator[Any]], method: str) -> Any:
+    async def run(request: Any, context: _Context) -> None:
+        async def write_all() -> None:
+            async with aclosing(handler(request, context)) as messages:  # type: ignore[type-var]
+                async for message in messages:
+                    await context.write(message)
+
+        await _guarded(write_all(), context, method)
+
+    return run
+
+
+def _unary(handler: Callable[[Any, _Context], Awaitable[Any]], method: str) -> Any:
+    async def run(request: Any, context: _Context) -> Any:
+        return await _guarded(handler(request, context), context, method)
+
+    return run
+
+
+async def _guarded(work: Awaitable[Any], context: _Context, method: str) -> Any:
+    """Await `work`; abort the call with the status its error stands for."""
+    task = asyncio.current_task()
+    assert task is not None
+    try:
+        return await work
+    except InvalidArgumentError as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    except ServiceError as error:
+        await context.abort(error.code, str(error))
+    except asyncio.CancelledError:
+        if task.cancelling():  # the client went; grpc must see the cancellation
+            raise
+        _log.exception("internal cancellation in %s", method)
+        await context.abort(grpc.StatusCode.INTERNAL, "internal error")
+    except grpc.aio.AbortError:
+        raise
+    except grpc.aio.BaseError:  # a write to a client that is gone
+        _log.info("client of %s went away", method)
+    except Exception:  # noqa: BLE001 - the last line of defence: a bug must not leak its text nor stop the server
+        _log.exception("unhandled error in %s", method)
+        await context.abort(grpc.StatusCode.INTERNAL, "internal error")

@@ -1,0 +1,108 @@
+"""The life of a server process: bind, become ready, serve, drain at a signal, exit.
+
+Readiness is told twice: by the standard health service, and by a ready file that holds the bound address (so that
+a parent which asked for port 0 learns the port).
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+
+from tandem.serving.channels import check_bind_address, parse_address, server_options
+from tandem.serving.errors import LifecycleInterceptor
+
+_log = logging.getLogger(__name__)
+
+
+class PortInUseError(Exception):
+    """The address is taken; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """How a server listens and ends."""
+
+    service_name: str  # of the health service: the proto's full service name
+    address: str  # HOST:PORT, port 0 for a free one
+    max_message_bytes: int
+    insecure: bool = False  # accept a non-loopback address in clear text
+    grace_s: float = 5.0  # running calls may take this long to finish when the server stops
+    ready_file: Path | None = None
+
+
+def configure_logging(service: str, level: str = "INFO") -> None:
+    """Logs go to standard error, one line an event, named by service."""
+    logging.basicConfig(
+        level=level, stream=sys.stderr, format=f"%(asctime)s %(levelname)s {service} %(name)s: %(message)s"
+    )
+
+
+def _bind(server: grpc.aio.Server, address: str) -> str:
+    """Bind and return HOST:PORT with the real port; PortInUseError when the address is taken."""
+    host, _ = parse_address(address)
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise PortInUseError(f"address {address}: cannot be bound (already in use, or not of this host)") from error
+    if port == 0:
+        raise PortInUseError(f"address {address}: cannot be bound (already in use, or not of this host)")
+    return f"{host}:{port}"
+
+
+def _write_ready_file(path: Path, address: str) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(address + "\n")
+    os.replace(partial, path)
+
+
+async def run_server(
+    settings: ServerSettings,
+    register: Callable[[grpc.aio.Server], None],
+    *,
+    on_drain: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT, then drain and return.
+
+    Args:
+        register: adds the servicers.
+        on_drain: awaited after health says NOT_SERVING and before calls are cut off.
+
+    Raises:
+        AddressError, PortInUseError: before anything is served.
+    """
+    check_bind_address(settings.address, insecure=settings.insecure)
+    server = grpc.aio.server(
+        interceptors=[LifecycleInterceptor()], options=server_options(settings.max_message_bytes)
+    )
+    health = health_aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    register(server)
+    address = _bind(server, settings.address)
+    await server.start()
+    serving = health_pb2.HealthCheckResponse.SERVING
+    await health.set("", serving)
+    await health.set(settings.service_name, serving)
+    if settings.ready_file is not None:
+        _write_ready_file(settings.ready_file, address)
+    _log.info("serving %s on %s", settings.service_name, address)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    try:
+        await stopping.wait()
+    finally:
+        await health.enter_graceful_shutdown()
+        if on_drain is not None:
+            await on_drain()
+        await server.stop(settings.grace_s)
+        _log.info("stopped %s", settings.service_name)

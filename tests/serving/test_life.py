@@ -1,0 +1,123 @@
+"""A server's life: statuses for every kind of error, exclusive ports, loopback by default, a clean stop."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tandem.serving.channels import AddressError, check_bind_address, open_channel, parse_address
+from tandem.serving.errors import ServiceError
+from tandem.serving.life import PortInUseError, ServerSettings, run_server
+from tandem.target.v1 import target_pb2, target_pb2_grpc
+from tandem.validation import InvalidArgumentError
+
+NAME = "tandem.target.v1.TargetService"
+
+
+class Servicer(target_pb2_grpc.TargetServiceServicer):
+    """Fails as the test asks, and records whether its stream was closed."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+        self.closed = asyncio.Event()
+
+    async def GetInfo(self, request: Any, context: Any) -> target_pb2.GetInfoResponse:
+        if self.error is not None:
+            raise self.error
+        return target_pb2.GetInfoResponse()
+
+    async def Verify(self, request_iterator: Any, context: Any) -> AsyncIterator[target_pb2.VerifyResponse]:
+        try:
+            yield target_pb2.VerifyResponse()
+            await asyncio.Event().wait()
+        finally:
+            self.closed.set()
+
+
+async def started(servicer: Servicer, tmp_path: Path) -> tuple[asyncio.Task[None], str]:
+    """A running server and its address."""
+    ready_file = tmp_path / "ready"
+    settings = ServerSettings(NAME, "127.0.0.1:0", 1 << 20, grace_s=1, ready_file=ready_file)
+    task = asyncio.create_task(
+        run_server(settings, lambda server: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server))
+    )
+    while not ready_file.exists():
+        assert not task.done(), task.exception()
+        await asyncio.sleep(0.01)
+    return task, ready_file.read_text().strip()
+
+
+async def stop(task: asyncio.Task[None]) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(task, 30)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "details"),
+    [
+        (InvalidArgumentError("prompt", "is empty"), grpc.StatusCode.INVALID_ARGUMENT, "prompt: is empty"),
+        (ServiceError(grpc.StatusCode.UNAVAILABLE, "no target"), grpc.StatusCode.UNAVAILABLE, "no target"),
+        (RuntimeError("secret path"), grpc.StatusCode.INTERNAL, "internal error"),
+        (asyncio.CancelledError(), grpc.StatusCode.INTERNAL, "internal error"),
+    ],
+)
+def test_errors_become_statuses_and_bugs_do_not_leak_their_text(
+    error: BaseException, code: grpc.StatusCode, details: str, tmp_path: Path
+) -> None:
+    async def scenario() -> grpc.aio.AioRpcError:
+        task, address = await started(Servicer(error), tmp_path)
+        async with open_channel(address) as channel:
+            stub = target_pb2_grpc.TargetServiceStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.GetInfo(target_pb2.GetInfoRequest(), timeout=10)
+        await stop(task)
+        return caught.value
+
+    failure = asyncio.run(scenario())
+    assert failure.code() is code
+    assert failure.details() == details
+
+
+def test_health_is_serving_and_a_cancelled_stream_is_closed_in_time(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        servicer = Servicer()
+        task, address = await started(servicer, tmp_path)
+        async with open_channel(address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            for name in ("", NAME):
+                answer = await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            call = target_pb2_grpc.TargetServiceStub(channel).Verify(iter(()))
+            await call.read()
+            call.cancel()
+            await asyncio.wait_for(servicer.closed.wait(), 10)
+        await stop(task)
+
+    asyncio.run(scenario())
+
+
+def test_a_taken_port_is_refused_by_name(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        task, address = await started(Servicer(), tmp_path)
+        with pytest.raises(PortInUseError, match=address):
+            await run_server(ServerSettings(NAME, address, 1 << 20), lambda server: None)
+        await stop(task)
+
+    asyncio.run(scenario())
+
+
+def test_addresses_are_loopback_unless_insecure_is_accepted() -> None:
+    for address in ("127.0.0.1:1", "localhost:0", "[::1]:65535"):
+        check_bind_address(address, insecure=False)
+    with pytest.raises(AddressError, match="--insecure"):
+        check_bind_address("0.0.0.0:1", insecure=False)
+    check_bind_address("0.0.0.0:1", insecure=True)
+    for address in ("nowhere", "host:", ":1", "host:65536", "host:x"):
+        with pytest.raises(AddressError, match=r"0\.\.65535"):
+            parse_address(address)
