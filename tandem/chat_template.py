@@ -16,7 +16,7 @@ class ChatTemplateError(Exception):
 
 
 class ChatTemplate:
-    """One compiled template; rendering depends on the messages alone, and on the date if the template asks for it."""
+    """One compiled template; rendering depends on the messages alone, and on the date if it asks for that."""
 
     def __init__(self, source: str, bos_token: str = "", eos_token: str = "") -> None:
         environment = ImmutableSandboxedEnvironment(

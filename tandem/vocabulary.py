@@ -93,7 +93,7 @@ class Vocabulary:
 
     @functools.cached_property
     def id_bytes_hash(self) -> str:
-        """SHA-256 (hex) of the table id -> bytes, each entry after its length; an output head's padding is not in it."""
+        """SHA-256 (hex) of the table id -> bytes, each entry after its length; a padded head changes nothing."""
         digest = hashlib.sha256()
         for token in self.bytes_table:
             digest.update(len(token).to_bytes(4, "little") + token)
