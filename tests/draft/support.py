@@ -1,4 +1,4 @@
-"""What the draft tests share: specs, a target that verifies with the real policies, a proposer under test control."""
+"""What the draft tests share: specs, a target with the real policies, a proposer under the test's control."""
 
 import threading
 from collections.abc import Sequence

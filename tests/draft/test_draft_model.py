@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from tandem.types import DraftProbsTransport, Proposal, SessionSpec, Verificatio
 from tests.draft.support import VOCAB, commit, coupled_spec, decide, make_spec
 
 LOGITS = hashed_logits(VOCAB)
-PROCESSORS = {
+PROCESSORS: dict[str, Any] = {
     "top_k": 12,
     "top_p": 0.9,
     "min_p": 0.01,
@@ -83,7 +84,9 @@ def test_twenty_tokens_of_full_accepts_take_four_rounds_of_four_drafts() -> None
 
 
 @pytest.mark.parametrize("policy", ["greedy", "coupled"])
-def test_after_every_forced_acceptance_rows_are_strict_and_drafts_are_those_of_a_fresh_proposer(policy: str) -> None:
+def test_after_every_forced_acceptance_rows_are_strict_and_drafts_are_those_of_a_fresh_proposer(
+    policy: str,
+) -> None:
     spec = SPECS[policy]
     proposer, toy = make_proposer()
     committed = list(spec.token_ids)

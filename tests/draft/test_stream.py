@@ -24,8 +24,8 @@ from tests.draft.wire import (
     close_item,
     error_of,
     open_item,
-    propose_item,
     proposal_of,
+    propose_item,
     running,
 )
 
@@ -118,14 +118,14 @@ def test_tokens_go_back_to_the_stamp_however_far_and_mismatches_change_nothing()
         await peer.ask(open_item(make_spec(PROMPT)))
         await peer.ask(propose_item((1, 2, 3, 8, 9, 10), 1, 3))
         await peer.ask(propose_item((1, 2, 3, 8, 11), 2, 4))
-        assert proposer.batches[-1][0].committed_token_ids == (1, 2, 3, 8, 11)
+        assert list(proposer.batches[-1][0].committed_token_ids) == [1, 2, 3, 8, 11]
         code, message = error_of(await peer.ask(propose_item((1, 2, 3, 9, 11, 12), 3, 5)))
         assert code is ErrorCode.PREFIX_MISMATCH
         assert "hash" in message
         code, _ = error_of(await peer.ask(propose_item((1, 2, 3, 8, 11, 12, 13), 3, 6)))
         assert code is ErrorCode.PREFIX_MISMATCH
         proposal_of(await peer.ask(propose_item((1, 2, 3, 8, 11, 12), 3, 5)))
-        assert proposer.batches[-1][0].committed_token_ids == (1, 2, 3, 8, 11, 12)
+        assert list(proposer.batches[-1][0].committed_token_ids) == [1, 2, 3, 8, 11, 12]
 
     play(scenario, proposer)
 
@@ -174,6 +174,7 @@ def test_bad_items_are_errors_of_their_own_and_the_stream_goes_on() -> None:
             (wrong_tail, ErrorCode.INVALID_ARGUMENT, "propose.tail_start"),
             (lost, ErrorCode.UNKNOWN_SESSION, "session 99"),
             (propose_item((1, 2, 3, VOCAB), 1, 3), ErrorCode.INVALID_ARGUMENT, "committed_token_ids[0]"),
+            (propose_item(PROMPT, 0, 3), ErrorCode.INVALID_ARGUMENT, "stamp.round"),
             (propose_item((1, 2), 1, 2), ErrorCode.INVALID_ARGUMENT, "stamp.committed_len"),
         ]
         await peer.send(*(item for item, _, _ in expected))
