@@ -5,7 +5,7 @@ import logging
 import torch
 
 from engine.backends.torch_backend import TorchEngine
-from engine.kernels import choose_kernels
+from engine.kernels.choice import choose_kernels
 from engine.kernels.base import LayerKernels
 from engine.models.config import LoadedModel, ModelConfig
 from engine.models.linear import ChunkedLinear, LinearType, PackedLinear, packed_linear_is_available
@@ -40,7 +40,7 @@ def load_torch_engine(
     if not 1 <= context <= model.config.max_context:
         raise ValueError(f"max_context {context} is outside the model's 1..{model.config.max_context}")
     num_blocks = _num_blocks(model.config, DTYPES[dtype], num_blocks, kv_memory_bytes, block_size)
-    kernels = choose_kernels() if kernels is None else kernels
+    kernels = choose_kernels(model.config) if kernels is None else kernels
     built, linear, linear_failures = build_invariant(model, DTYPES[dtype], context, max_step_tokens)
     report = run_self_test(built, kernels, linear_failures)
     if not report.passed:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from engine.kernels.base import LayerKernels
+from engine.kernels.cpu import CompiledKernels
 from engine.kernels.cpu_reference import TorchKernels
 
 
@@ -17,7 +18,8 @@ def restore_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=["torch-inv"])
+@pytest.fixture(params=[CompiledKernels, TorchKernels])
 def kernels(request: pytest.FixtureRequest) -> LayerKernels:
     """Every implementation of the layer kernels."""
-    return TorchKernels()
+    kernels: LayerKernels = request.param()
+    return kernels
