@@ -62,7 +62,9 @@ def stamp(tokens: Sequence[int], round_number: int, session: int = 1, epoch: int
     return Stamp(SessionId(session), epoch, round_number, len(tokens), HashedTokens(tokens).prefix_hash())
 
 
-def toy(logits_of: LogitsOf = LOGITS, num_blocks: int = 256, block_size: int = 4, max_context: int = 512) -> ToyEngine:
+def toy(
+    logits_of: LogitsOf = LOGITS, num_blocks: int = 256, block_size: int = 4, max_context: int = 512
+) -> ToyEngine:
     return ToyEngine(logits_of, VOCAB, num_blocks=num_blocks, block_size=block_size, max_context=max_context)
 
 
@@ -94,7 +96,11 @@ class Bench:
         self.now_s = 0.0
 
     def open(
-        self, session: SessionSpec, session_id: int = 1, epoch: int = 1, stream: StreamId = STREAM,
+        self,
+        session: SessionSpec,
+        session_id: int = 1,
+        epoch: int = 1,
+        stream: StreamId = STREAM,
         deadline_s: float | None = None,
     ) -> object:
         """Open -> what it was answered at once, if anything."""
@@ -186,12 +192,16 @@ def _outcome(result: target_pb2.VerifyResult) -> object:
     return Opened() if kind == "opened" else Closed()
 
 
-def open_item(session: SessionSpec, session_id: int = 1, epoch: int = 1, deadline_ms: int = 0) -> target_pb2.VerifyItem:
+def open_item(
+    session: SessionSpec, session_id: int = 1, epoch: int = 1, deadline_ms: int = 0
+) -> target_pb2.VerifyItem:
     mark = stamp_to_proto(stamp(session.token_ids, 0, session_id, epoch))
     return target_pb2.VerifyItem(stamp=mark, open=session_to_proto(session), deadline_ms=deadline_ms)
 
 
-def verify_item(mark: Stamp, proposal: Proposal | Sequence[int] = (), deadline_ms: int = 0) -> target_pb2.VerifyItem:
+def verify_item(
+    mark: Stamp, proposal: Proposal | Sequence[int] = (), deadline_ms: int = 0
+) -> target_pb2.VerifyItem:
     if not isinstance(proposal, Proposal):
         proposal = Proposal(tuple(proposal))
     step = target_pb2.VerifyStep(proposal=proposal_to_proto(proposal))
@@ -276,4 +286,3 @@ async def generate(
             break
     await client.ask(close_item(stamp(tokens, 0, session_id)))
     return tokens[len(session.token_ids) :], verdicts
-
