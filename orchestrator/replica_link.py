@@ -96,7 +96,7 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         self._task = asyncio.create_task(self._stay_connected(), name=f"link to the {self}")
 
     async def wait_checked(self, timeout_s: float) -> None:
-        """Return once connected; HandshakeError if the check refuses the replica, LinkLostError after the timeout."""
+        """Return once connected; HandshakeError if the check refuses, LinkLostError after the timeout."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._checked.wait(), timeout_s)
         if self._refusal is not None:

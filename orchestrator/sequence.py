@@ -38,17 +38,24 @@ class Sequence:
         *,
         num_draft_tokens: int,
         vocab_size: int,
+        started_at: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`num_draft_tokens`: most drafts a round; `vocab_size`: ids the target may answer with."""
+        """Nothing is generated yet.
+
+        Args:
+            num_draft_tokens: most drafts a round.
+            vocab_size: ids the target may answer with are below it.
+            started_at: when the request arrived, in seconds of `clock`; now when None.
+        """
         self.tokens = HashedTokens(spec.token_ids)
         self.round = 1
         self.stats = SpeculationStats()
         self.finish_reason: FinishReason | None = None
         self.matched_token_id: int | None = None
-        self.started_at = clock()  # seconds of the clock, as are the next two
-        self.first_token_at: float | None = None
-        self.last_token_at: float | None = None
+        self._started_at = clock() if started_at is None else started_at
+        self._first_token_at: float | None = None
+        self._last_token_at: float | None = None
         self._spec = spec
         self._text = text
         self._num_draft_tokens = num_draft_tokens
@@ -72,6 +79,18 @@ class Sequence:
     def matched_stop_string(self) -> str | None:
         """The stop string that ended the generation."""
         return self._text.matched_stop
+
+    @property
+    def time_to_first_token_s(self) -> float:
+        """From the request's arrival; 0 before the first token."""
+        return 0.0 if self._first_token_at is None else self._first_token_at - self._started_at
+
+    @property
+    def generation_s(self) -> float:
+        """From the first token to the last so far."""
+        if self._first_token_at is None or self._last_token_at is None:
+            return 0.0
+        return self._last_token_at - self._first_token_at
 
     def session_spec(self) -> SessionSpec:
         """What opens a session that continues from here."""
@@ -102,9 +121,9 @@ class Sequence:
         num_accepted = min(verdict.num_accepted, num_drafted)
         self.stats.count_round(num_drafted, num_accepted)
         self.round += 1
-        self.last_token_at = self._clock()
-        if self.first_token_at is None:
-            self.first_token_at = self.last_token_at
+        self._last_token_at = self._clock()
+        if self._first_token_at is None:
+            self._first_token_at = self._last_token_at
         return RoundOutput(token_ids, self._take_text(), num_drafted, num_accepted)
 
     def _append(self, token_id: int) -> None:
@@ -121,7 +140,7 @@ class Sequence:
             self.finish_reason = FinishReason.LENGTH
 
     def _take_text(self) -> str:
-        """The text that may be emitted now; at the end all that is left, in which a stop string may come to light."""
+        """The text that may be emitted now; at the end all that is left, which may complete a stop string."""
         if self.finish_reason is None:
             return self._text.take()
         text = self._text.finish()

@@ -108,9 +108,7 @@ class SessionHandle(Generic[ItemT, ResultT]):
         return item
 
 
-async def answer_of(
-    future: "asyncio.Future[ResultT]", timeout_s: float, role: str, wanted: str
-) -> ResultT:
+async def answer_of(future: "asyncio.Future[ResultT]", timeout_s: float, role: str, wanted: str) -> ResultT:
     """The answer, which must be of the `wanted` outcome.
 
     TimeoutError when it is late (it may still come), LinkLostError, or ItemError: the replica's own, or INTERNAL
@@ -125,5 +123,7 @@ async def answer_of(
     if outcome == "error":
         raise codec.error_from_proto(result.error)
     if outcome != wanted:
-        raise ItemError(ErrorCode.INTERNAL, f"the {role} service answered {outcome or 'nothing'} instead of {wanted}")
+        raise ItemError(
+            ErrorCode.INTERNAL, f"the {role} service answered {outcome or 'nothing'} instead of {wanted}"
+        )
     return result

@@ -11,7 +11,7 @@ Source: Leviathan et al., "Fast inference from transformers via speculative deco
 "Accelerating large language model decoding with speculative sampling", 2023.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from orchestrator.sequence import RoundOutput, Sequence
@@ -38,7 +38,7 @@ class Verifier(Protocol):
         ...
 
     async def verify(self, sequence: Sequence, proposal: Proposal) -> Verdict:
-        """What the target decides about the sequence's current round. ServiceError when there will be no verdict."""
+        """What the target decides about the sequence's current round; ServiceError if it never will."""
         ...
 
     def close(self, sequence: Sequence) -> None:
@@ -46,7 +46,7 @@ class Verifier(Protocol):
         ...
 
 
-async def generate(sequence: Sequence, drafter: Drafter, verifier: Verifier) -> AsyncIterator[RoundOutput]:
+async def generate(sequence: Sequence, drafter: Drafter, verifier: Verifier) -> AsyncGenerator[RoundOutput, None]:
     """Run rounds until the sequence has ended, yielding what each adds to the answer.
 
     Both sessions are freed however this ends: finished, failed, or closed by whoever iterates.

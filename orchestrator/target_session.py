@@ -47,7 +47,7 @@ class TargetSession:
     ) -> None:
         self._handle = handle
         self._patience = patience
-        self._opening: asyncio.Future[target_pb2.VerifyResult] | None = None  # until its answer was read
+        self._opening: asyncio.Future[target_pb2.VerifyResult] | None = None  # until a verdict shows that it worked
 
     def open(self, sequence: Sequence) -> None:
         """Let the target begin with the prompt. Without a stream nothing happens: `verify` opens as well."""
@@ -78,6 +78,7 @@ class TargetSession:
                         raise _service_error(error) from error
         finally:
             sequence.stats.verify_wait_s += time.monotonic() - started
+        self._check_time()
         raise ServiceError(
             grpc.StatusCode.UNAVAILABLE, f"{self._handle.link}: no verdict after {_MAX_TRIES} tries of one round"
         )
@@ -95,21 +96,24 @@ class TargetSession:
         item = self._handle.step_item(sequence)
         item.verify.proposal.CopyFrom(codec.proposal_to_proto(proposal))
         future = self._handle.request(item)
-        await self._read_opening()
-        result = await answer_of(future, self._limit_s(), "target", "verdict")
-        return codec.verdict_from_proto(result.verdict)
-
-    async def _read_opening(self) -> None:
-        """Wait for an open's answer; ServiceError when the target refuses the session as such."""
-        if self._opening is None:
-            return
         try:
-            await answer_of(self._opening, self._limit_s(), "target", "opened")
+            result = await answer_of(future, self._limit_s(), "target", "verdict")
         except ItemError as error:
-            if error.code not in _REOPEN_CODES:
-                raise _service_error(error) from error
+            if error.code is ErrorCode.UNKNOWN_SESSION:
+                await self._check_opening()
             raise
         self._opening = None
+        return codec.verdict_from_proto(result.verdict)
+
+    async def _check_opening(self) -> None:
+        """ServiceError if the session is unknown because the target refused to open it."""
+        opening, self._opening = self._opening, None
+        if opening is None:
+            return
+        try:
+            await answer_of(opening, self._limit_s(), "target", "opened")
+        except ItemError as error:
+            raise _service_error(error) from error
 
     async def _wait_for_link(self) -> None:
         try:
