@@ -13,7 +13,6 @@ Leaving the loop early, or cancelling the task that runs it, cancels the request
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
@@ -31,8 +30,9 @@ from tandem.client_errors import (
     UnsupportedError,
     from_rpc_error,
 )
+from tandem.client_generation import Generation, SyncGeneration
 from tandem.client_request import GenerateOptions, Prompt, build_request
-from tandem.client_result import Chunk, GenerationResult, ResultFolder, Speculation
+from tandem.client_result import Chunk, GenerationResult, Speculation
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.serving.channels import MAX_APPLICATION_MESSAGE_BYTES, channel_options, parse_address
@@ -68,83 +68,6 @@ class ServerInfo:
     draft_load: Load | None
     proposer: str
     num_running_requests: int
-
-
-class _GenerationBase:
-    """What has arrived of one generation; it stays readable after an error."""
-
-    def __init__(self, start: Callable[[], Any]) -> None:
-        """`start` makes the call."""
-        self._start = start
-        self._folder = ResultFolder()
-        self._is_used = False
-
-    @property
-    def text(self) -> str:
-        """The text so far."""
-        return "".join(self._folder.texts)
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """The tokens so far."""
-        return tuple(self._folder.token_ids)
-
-    @property
-    def result(self) -> GenerationResult:
-        """The finished generation; TandemError before the iteration has come to its end."""
-        return self._folder.finish()
-
-    def _use(self) -> None:
-        if self._is_used:
-            raise RuntimeError("a generation can be iterated once; call generate() again")
-        self._is_used = True
-
-
-class Generation(_GenerationBase):
-    """One request: `async for chunk in generation`. It is sent when the iteration begins."""
-
-    def __aiter__(self) -> AsyncGenerator[Chunk, None]:
-        self._use()
-        return self._chunks()
-
-    async def _chunks(self) -> AsyncGenerator[Chunk, None]:
-        call = self._start()
-        try:
-            async for event in call:
-                chunk = self._folder.fold(event)
-                if chunk is not None:
-                    yield chunk
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise TandemError("CANCELLED", "the client was closed during the call") from None
-        finally:
-            call.cancel()
-        self._folder.finish()
-
-
-class SyncGeneration(_GenerationBase):
-    """One request: `for chunk in generation`. It is sent when the iteration begins."""
-
-    def __iter__(self) -> Iterator[Chunk]:
-        self._use()
-        return self._chunks()
-
-    def _chunks(self) -> Iterator[Chunk]:
-        call = self._start()
-        try:
-            for event in call:
-                chunk = self._folder.fold(event)
-                if chunk is not None:
-                    yield chunk
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
-        finally:
-            call.cancel()
-        self._folder.finish()
 
 
 class _ClientBase:
@@ -204,7 +127,7 @@ class TandemClient(_ClientBase):
         await self.close()
 
     def _stub(self) -> "orchestrator_pb2_grpc.OrchestratorServiceStub":
-        """On the running event loop's channel; RuntimeError while the channel belongs to another loop that lives."""
+        """On the running event loop's channel; RuntimeError while it belongs to another loop that lives."""
         loop = asyncio.get_running_loop()
         if self._channel is not None and self._loop is not loop:
             if self._loop is not None and not self._loop.is_closed():
