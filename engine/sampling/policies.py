@@ -1,0 +1,204 @@
+"""The verification policies: how many drafts of a round stand, and which token follows them.
+
+`greedy` and `coupled` accept a draft while it equals the token that plain decoding gives at its row, so their
+output is plain decoding's own whatever the drafts are. `rejection` (rejection.py) keeps plain decoding's
+distribution. The temperature decides, as everywhere: a greedy request is verified greedily under any name.
+
+Letters: K drafts of a request, T rows of the batch (the sum of K+1), V vocabulary, M entries of a sparse q.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.sampling.gumbel import noise_key, uniform
+from engine.sampling.rejection import (
+    Q,
+    is_accepted,
+    one_hot_q,
+    probabilities,
+    residual,
+    sample_weights,
+    sparse_q,
+)
+from engine.sampling.rows import Row
+from engine.sampling.sampler import sample_row
+from tandem.rng import Stream
+from tandem.types import (
+    MAX_SPARSE_ENTRIES,
+    DraftProbsTransport,
+    ErrorCode,
+    ItemError,
+    Proposal,
+    SessionSpec,
+    SparseProbs,
+    VerificationPolicy,
+)
+
+_SUM_TOLERANCE = 1e-3  # of a sparse q
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRows:
+    """One request's part of a verification: K drafts own K+1 consecutive rows; none is plain decoding."""
+
+    spec: SessionSpec
+    committed_token_ids: Sequence[int]
+    proposal: Proposal
+
+    @property
+    def num_rows(self) -> int:
+        """K+1."""
+        return len(self.proposal.draft_token_ids) + 1
+
+    def row(self, index: int) -> Row:
+        """Row `index` in 0..K: the drafts before it count as its past."""
+        return Row(self.spec, self.committed_token_ids, self.proposal.draft_token_ids[:index])
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The first `num_accepted` drafts stand, then comes the recovered or bonus token."""
+
+    num_accepted: int
+    next_token_id: int
+
+
+def rows_of(requests: Sequence[VerifyRows]) -> list[Row]:
+    """The T rows of a batch, in order: what `process` needs before `verify`."""
+    return [request.row(index) for request in requests for index in range(request.num_rows)]
+
+
+def verify(processed: torch.Tensor, requests: Sequence[VerifyRows]) -> list[Decision]:
+    """Decide every request from its processed rows of float32 [T, V], each by its own policy.
+
+    Proposals must have passed `check_proposal`. ValueError unless T is the sum of the requests' rows.
+    """
+    decisions = []
+    for start, request in _starts(processed, requests):
+        # [K+1, V]
+        rows = processed[start : start + request.num_rows]
+        is_rejection = effective_policy(request.spec) is VerificationPolicy.REJECTION
+        decisions.append(_reject_or_accept(rows, request) if is_rejection else _accept_while_equal(rows, request))
+    return decisions
+
+
+def verify_argmax(argmax: torch.Tensor, requests: Sequence[VerifyRows]) -> list[Decision]:
+    """`verify` for requests whose raw logits' argmax decides (`needs_no_logits`), from int64 [T]."""
+    token_ids = argmax.tolist()
+    return [
+        _leading_equal(request, token_ids[start : start + request.num_rows])
+        for start, request in _starts(argmax, requests)
+    ]
+
+
+def effective_policy(spec: SessionSpec) -> VerificationPolicy:
+    """Greedy exactly when the temperature says so, else what the session asked for."""
+    return spec.sampling.choose_policy(spec.verification_policy)
+
+
+def uses_draft_probs(spec: SessionSpec) -> bool:
+    """Whether the session's proposals must carry the distribution each draft was sampled from."""
+    is_rejection = effective_policy(spec) is VerificationPolicy.REJECTION
+    return is_rejection and spec.draft_probs_transport is DraftProbsTransport.SPARSE
+
+
+def check_proposal(spec: SessionSpec, proposal: Proposal, vocab_size: int) -> None:
+    """Raise ItemError unless `verify` can decide about the proposal; the message names the field and the limit.
+
+    UNIMPLEMENTED for a tree; INVALID_ARGUMENT for a draft outside the vocabulary and, where the session's policy
+    reads draft_probs, for missing or malformed ones. Elsewhere draft_probs are ignored.
+    """
+    if proposal.parents:
+        raise ItemError(ErrorCode.UNIMPLEMENTED, "proposal.parents: tree proposals are not offered; send a chain")
+    for index, token_id in enumerate(proposal.draft_token_ids):
+        if not 0 <= token_id < vocab_size:
+            raise _invalid(f"draft_token_ids[{index}]", f"token id {token_id} is outside 0..{vocab_size - 1}")
+    if not uses_draft_probs(spec):
+        return
+    num_drafts, num_probs = len(proposal.draft_token_ids), len(proposal.draft_probs)
+    if num_probs != num_drafts:
+        raise _invalid("draft_probs", f"{num_probs} entries for {num_drafts} drafts; `sparse` needs one a draft")
+    for index, draft_probs in enumerate(proposal.draft_probs):
+        problem = _problem(draft_probs, vocab_size)
+        if problem:
+            raise _invalid(f"draft_probs[{index}]", problem)
+
+
+def _starts(rows: torch.Tensor, requests: Sequence[VerifyRows]) -> Iterator[tuple[int, VerifyRows]]:
+    """Each request with the place of its first row."""
+    num_rows = sum(request.num_rows for request in requests)
+    if rows.shape[0] != num_rows:
+        raise ValueError(f"{rows.shape[0]} rows for requests that own {num_rows}")
+    start = 0
+    for request in requests:
+        yield start, request
+        start += request.num_rows
+
+
+def _accept_while_equal(processed: torch.Tensor, request: VerifyRows) -> Decision:
+    """`greedy` and `coupled`: rows after the first difference are not even sampled."""
+    for index, draft_token_id in enumerate(request.proposal.draft_token_ids):
+        token_id = sample_row(processed[index], request.row(index))
+        if token_id != draft_token_id:
+            return Decision(index, token_id)
+    return _bonus(processed, request)
+
+
+def _leading_equal(request: VerifyRows, token_ids: Sequence[int]) -> Decision:
+    """The same for tokens that are known already, one a row."""
+    draft_token_ids = request.proposal.draft_token_ids
+    num_accepted = 0
+    while num_accepted < len(draft_token_ids) and draft_token_ids[num_accepted] == token_ids[num_accepted]:
+        num_accepted += 1
+    return Decision(num_accepted, token_ids[num_accepted])
+
+
+def _reject_or_accept(processed: torch.Tensor, request: VerifyRows) -> Decision:
+    """`rejection`: independent noise for each purpose, ACCEPT bound to the round, RESIDUAL to the position."""
+    spec = request.spec
+    for index, draft_token_id in enumerate(request.proposal.draft_token_ids):
+        row = request.row(index)
+        p, q = probabilities(processed[index]), _q(request, index)
+        u = uniform(noise_key(spec, Stream.ACCEPT, row.position, row.committed_len))
+        if not is_accepted(p, q, draft_token_id, u):
+            recovered = sample_weights(residual(p, q), noise_key(spec, Stream.RESIDUAL, row.position))
+            return Decision(index, recovered)
+    return _bonus(processed, request)
+
+
+def _q(request: VerifyRows, index: int) -> Q:
+    """What draft `index` was sampled from; one-hot when the proposer did not draw it from a distribution."""
+    if uses_draft_probs(request.spec):
+        return sparse_q(request.proposal.draft_probs[index])
+    return one_hot_q(request.proposal.draft_token_ids[index])
+
+
+def _bonus(processed: torch.Tensor, request: VerifyRows) -> Decision:
+    """Every draft stands: the last row is plain decoding."""
+    num_accepted = len(request.proposal.draft_token_ids)
+    return Decision(num_accepted, sample_row(processed[num_accepted], request.row(num_accepted)))
+
+
+def _invalid(field: str, problem: str) -> ItemError:
+    return ItemError(ErrorCode.INVALID_ARGUMENT, f"proposal.{field}: {problem}")
+
+
+def _problem(draft_probs: SparseProbs, vocab_size: int) -> str | None:
+    """What is wrong with ids [M] and probabilities [M]; None when they are a distribution."""
+    token_ids, probs = draft_probs.token_ids, draft_probs.probs.astype(np.float64)
+    if token_ids.shape != probs.shape or not 0 < token_ids.size <= MAX_SPARSE_ENTRIES:
+        return (
+            f"{token_ids.size} ids and {probs.size} probabilities are not one and the same 1..{MAX_SPARSE_ENTRIES}"
+        )
+    if int(token_ids.max()) >= vocab_size:
+        return f"token id {int(token_ids.max())} is outside 0..{vocab_size - 1}"
+    if np.unique(token_ids).size != token_ids.size:
+        return "a token id comes twice"
+    if not np.isfinite(probs).all() or probs.min() < 0.0:
+        return "a probability is negative or not a number"
+    if abs(probs.sum() - 1.0) > _SUM_TOLERANCE:
+        return f"probabilities sum to {probs.sum():.6g}, not to 1 within {_SUM_TOLERANCE:g}"
+    return None

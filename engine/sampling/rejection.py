@@ -1,0 +1,59 @@
+"""Rejection sampling of a draft token (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318).
+
+A draft d sampled from q is accepted with probability min(1, p(d) / q(d)); otherwise the recovered token is sampled
+from norm(max(p - q, 0)). What comes out is distributed as p. All in float64.
+
+Letters: V vocabulary, M entries of a sparse q.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.sampling.gumbel import NoiseKey, gumbel_argmax
+from tandem.rng import F64
+from tandem.types import SparseProbs
+
+Q = tuple[npt.NDArray[np.int64], F64]  # ids [M], distinct, and their probabilities [M]
+
+
+def probabilities(processed: torch.Tensor) -> F64:
+    """softmax of one processed row [V] -> float64 [V]; exactly 0 where it is masked."""
+    logits = processed.cpu().numpy().astype(np.float64)
+    weights = np.exp(logits - logits.max())
+    return np.asarray(weights / weights.sum())
+
+
+def sparse_q(draft_probs: SparseProbs) -> Q:
+    """q as it was sampled from: the float32 entries of the wire over their float64 sum."""
+    weights = draft_probs.probs.astype(np.float64)
+    return draft_probs.token_ids.astype(np.int64), weights / weights.sum()
+
+
+def one_hot_q(token_id: int) -> Q:
+    """q of a draft that nothing random chose."""
+    return np.array([token_id]), np.array([1.0])
+
+
+def is_accepted(p: F64, q: Q, draft_token_id: int, u: float) -> bool:
+    """Whether u < p(d) / q(d); never for a token that p or q gives no probability."""
+    token_ids, probs = q
+    q_of_draft = float(probs[token_ids == draft_token_id].sum())
+    return q_of_draft > 0.0 and u * q_of_draft < p[draft_token_id]
+
+
+def residual(p: F64, q: Q) -> F64:
+    """max(p - q, 0) -> float64 [V], not normalised.
+
+    Where rounding leaves nothing of it (p and q are equal), it is p: what q could not tell apart from p.
+    """
+    token_ids, probs = q
+    rest = p.copy()
+    rest[token_ids] = np.maximum(rest[token_ids] - probs, 0.0)
+    return rest if rest.any() else p
+
+
+def sample_weights(weights: F64, key: NoiseKey) -> int:
+    """A token with probability proportional to `weights` [V], by Gumbel-max over their logarithms."""
+    token_ids = np.flatnonzero(weights)
+    return gumbel_argmax(np.log(weights[token_ids]), key, token_ids)
