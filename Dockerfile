@@ -1,0 +1,16 @@
+# One image for all three services; the command chooses which.
+FROM python:3.11-slim
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+WORKDIR /app
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY tandem tandem
+COPY engine engine
+COPY draft_service draft_service
+COPY target_service target_service
+COPY orchestrator orchestrator
+# Give PyTorch's index of CPU wheels here: pip's own choice is the CUDA build, gigabytes larger.
+ARG PIP_EXTRA_INDEX_URL=""
+RUN pip install --no-cache-dir --constraint constraints.txt ".[engine]" \
+    && useradd --create-home tandem && mkdir /models && chown tandem /models
+USER tandem
+VOLUME /models

@@ -1,0 +1,149 @@
+"""Starting, watching and stopping the three services as processes of this machine.
+
+Each child tells that it serves by writing its bound address to a ready file, so any port may be 0. A child that
+ends before it is ready has said why on its standard error.
+"""
+
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+MODULES = {"target": "target_service", "draft": "draft_service", "orchestrator": "orchestrator"}
+_POLL_S = 0.05
+
+
+class ServiceStartError(Exception):
+    """A service that did not become ready; the message says which and how it ended."""
+
+
+def service_command(service: str, arguments: Sequence[str]) -> list[str]:
+    """The command line that runs one service: target, draft or orchestrator."""
+    return [sys.executable, "-m", MODULES[service], *arguments]
+
+
+@dataclass
+class ServiceProcess:
+    """One running service."""
+
+    service: str
+    process: subprocess.Popen[bytes]
+    ready_file: Path
+
+    def wait_ready(self, timeout_s: float) -> str:
+        """The bound HOST:PORT; ServiceStartError when it ends or does not get ready in time."""
+        deadline = time.monotonic() + timeout_s
+        while not self.ready_file.exists():
+            code = self.process.poll()
+            if code is not None:
+                raise ServiceStartError(f"the {self.service} service ended with exit code {code} before it was ready")
+            if time.monotonic() > deadline:
+                raise ServiceStartError(f"the {self.service} service was not ready within {timeout_s:g} s")
+            time.sleep(_POLL_S)
+        return self.ready_file.read_text().strip()
+
+    def stop(self, grace_s: float) -> int:
+        """SIGTERM, then SIGKILL after the grace; the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout=grace_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """What to start and with which options; addresses default to free loopback ports."""
+
+    target: Sequence[str]
+    draft: Sequence[str] | None  # None: no draft service
+    orchestrator: Sequence[str]
+    target_address: str = "127.0.0.1:0"
+    draft_address: str = "127.0.0.1:0"
+    orchestrator_address: str = "127.0.0.1:0"
+    start_timeout_s: float = 300.0
+    grace_s: float = 10.0
+
+
+@dataclass
+class LocalCluster:
+    """A context manager: inside it the services of a plan run and are ready.
+
+    Children are in their own process groups, so that a Ctrl-C in the terminal reaches only the parent, which stops
+    them in order: orchestrator first, so that it can say goodbye to the others.
+    """
+
+    plan: ClusterPlan
+    quiet: bool = False  # drop the services' logs; their start-up errors stay visible
+    addresses: dict[str, str] = field(default_factory=dict)
+    _services: list[ServiceProcess] = field(default_factory=list)
+    _folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> "LocalCluster":
+        self._folder = tempfile.TemporaryDirectory(prefix="tandem-")
+        try:
+            self._start_all()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start_all(self) -> None:
+        plan = self.plan
+        models = [self.start("target", [*plan.target, "--address", plan.target_address])]
+        if plan.draft is not None:
+            models.append(self.start("draft", [*plan.draft, "--address", plan.draft_address]))
+        for service in models:
+            self.addresses[service.service] = service.wait_ready(plan.start_timeout_s)
+        arguments = [*plan.orchestrator, "--target", self.addresses["target"]]
+        if plan.draft is not None:
+            arguments += ["--draft", self.addresses["draft"]]
+        front = self.start("orchestrator", [*arguments, "--address", plan.orchestrator_address])
+        self.addresses["orchestrator"] = front.wait_ready(plan.start_timeout_s)
+
+    def start(self, service: str, arguments: Sequence[str]) -> ServiceProcess:
+        """Start one more service; it is stopped with the others."""
+        assert self._folder is not None
+        ready_file = Path(self._folder.name) / f"{service}-{len(self._services)}.ready"
+        command = service_command(service, [*arguments, "--ready-file", str(ready_file)])
+        if self.quiet:
+            command += ["--log-level", "ERROR"]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
+        started = ServiceProcess(service, process, ready_file)
+        self._services.append(started)
+        return started
+
+    def find(self, service: str) -> ServiceProcess:
+        """The newest process of a service; KeyError when none was started."""
+        for started in reversed(self._services):
+            if started.service == service:
+                return started
+        raise KeyError(service)
+
+    def wait_for_end(self) -> ServiceProcess:
+        """Block until one of the services ends by itself; that service."""
+        while True:
+            for service in self._services:
+                if service.process.poll() is not None:
+                    return service
+            time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """Stop everything that runs, newest first."""
+        for service in reversed(self._services):
+            service.stop(self.plan.grace_s)
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
