@@ -1,0 +1,38 @@
+"""The model runner: one batch in, the wanted rows' logits or their argmax out. It knows nothing of sequences."""
+
+import torch
+
+from engine.batch import ForwardBatch
+from engine.kernels.base import LayerKernels
+from engine.kv.cache import KvCache
+from engine.models.llama import LlamaModel
+
+
+class ModelRunner:
+    """A model, its key-value memory and the kernels it runs on."""
+
+    def __init__(self, model: LlamaModel, cache: KvCache, kernels: LayerKernels) -> None:
+        self.model = model
+        self.cache = cache
+        self.kernels = kernels
+
+    @torch.inference_mode()
+    def advance(self, batch: ForwardBatch) -> None:
+        """Write the batch's key-value rows."""
+        self.model.hidden(batch, self.cache, self.kernels)
+
+    @torch.inference_mode()
+    def logits(self, batch: ForwardBatch) -> torch.Tensor:
+        """Write the rows -> float32 [R, V]."""
+        hidden = self.model.hidden(batch, self.cache, self.kernels)
+        chunks = [chunk.float() for chunk in self.model.logits(hidden, batch.logits_rows, self.kernels)]
+        if len(chunks) == 1:
+            return chunks[0]
+        return torch.cat(chunks) if chunks else hidden.new_empty(0, self.model.config.vocab_size)
+
+    @torch.inference_mode()
+    def argmax(self, batch: ForwardBatch) -> torch.Tensor:
+        """Write the rows -> int64 [R], the lowest id among each row's largest logits, in their own dtype."""
+        hidden = self.model.hidden(batch, self.cache, self.kernels)
+        chunks = [chunk.argmax(dim=-1) for chunk in self.model.logits(hidden, batch.logits_rows, self.kernels)]
+        return torch.cat(chunks) if chunks else torch.empty(0, dtype=torch.int64)

@@ -1,0 +1,173 @@
+"""The `tandem` command: up, serve, generate, status, health, models, bench."""
+
+import asyncio
+import os
+import sys
+from enum import Enum
+from typing import Annotated
+
+import grpc
+import typer
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tandem import cluster_options, generate_command, models
+from tandem.orchestrator.v1 import orchestrator_pb2, orchestrator_pb2_grpc
+from tandem.processes import LocalCluster, ServiceStartError, service_command
+from tandem.serving.channels import AddressError, open_channel
+
+DEFAULT_ADDRESS = generate_command.DEFAULT_ADDRESS
+_PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+_TIMEOUT_S = 5.0
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+models_app = typer.Typer(no_args_is_help=True, help="Model files on this machine.")
+bench_app = typer.Typer(no_args_is_help=True, help="Measurements with their method.")
+app.add_typer(models_app, name="models")
+app.add_typer(bench_app, name="bench")
+app.command("generate")(generate_command.generate)
+
+
+class Service(str, Enum):
+    """The three services."""
+
+    DRAFT = "draft"
+    TARGET = "target"
+    ORCHESTRATOR = "orchestrator"
+
+
+def fail(message: str) -> typer.Exit:
+    """One clear line on standard error, and exit code 2."""
+    typer.echo(f"tandem: {message}", err=True)
+    return typer.Exit(2)
+
+
+@models_app.command("pull")
+def models_pull(
+    name: Annotated[str, typer.Argument(help="A name from `tandem models list`.")],
+    verify: Annotated[bool, typer.Option(help="Hash the files again even when they are here.")] = False,
+) -> None:
+    """Bring a model's files here: download, check, convert the tokenizer."""
+    try:
+        directory = models.pull_model(name, report=models.PullProgressPrinter(sys.stderr), verify=verify)
+    except (models.ModelNotFoundError, models.ModelPullError) as error:
+        raise fail(str(error)) from error
+    typer.echo(str(directory))
+
+
+@models_app.command("list")
+def models_list() -> None:
+    """Names that can be pulled, and whether they are here."""
+    for name, source in models.REGISTRY.items():
+        state = "here" if models.is_pulled(models.default_models_dir() / name) else "not pulled"
+        typer.echo(f"{name:<16} {source.num_bytes / 1e6:6.0f} MB  {source.license:<12} {state}")
+
+
+@app.command(context_settings=_PASS_THROUGH)
+def serve(
+    context: typer.Context,
+    service: Annotated[Service, typer.Argument(help="draft, target or orchestrator")],
+) -> None:
+    """Run one service in this process; `tandem serve SERVICE --help` lists its options."""
+    command = service_command(service.value, context.args)
+    os.execv(command[0], command)
+
+
+@bench_app.command("engine", context_settings=_PASS_THROUGH)
+def bench_engine(context: typer.Context) -> None:
+    """The engine's step against a bare forward of the same model; `--help` lists its options."""
+    command = [sys.executable, "-m", "engine.bench", *context.args]
+    os.execv(command[0], command)
+
+
+@app.command()
+def up(
+    model: cluster_options.Model = "smollm2-135m",
+    dtype: cluster_options.Dtype = "float32",
+    draft_model: cluster_options.DraftModel = None,
+    prompt_lookup: cluster_options.PromptLookup = True,
+    num_draft_tokens: cluster_options.NumDraftTokens = 4,
+    threads: cluster_options.Threads = None,
+    toy: cluster_options.Toy = None,
+    host: Annotated[str, typer.Option(help="Where all three services listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The orchestrator's; target and draft take the next two. 0: free ones.")] = (
+        50050
+    ),
+    insecure: Annotated[bool, typer.Option(help="Accept a host that is not loopback, in clear text.")] = False,
+) -> None:
+    """Start the three services, say when they are ready, stop them all at Ctrl-C or SIGTERM."""
+    choice = cluster_options.ClusterChoice(
+        model, dtype, draft_model, prompt_lookup, num_draft_tokens, threads, toy, insecure=insecure
+    )
+    try:
+        plan = choice.plan(host, port)
+        with cluster_options.termination_as_interrupt(), LocalCluster(plan) as cluster:
+            for service, address in cluster.addresses.items():
+                typer.echo(f"{service:<12} {address}")
+            typer.echo("ready")
+            ended = cluster.wait_for_end()
+            raise fail(f"the {ended.service} service ended with exit code {ended.process.returncode}")
+    except (ServiceStartError, cluster_options.OptionError, AddressError) as error:
+        raise fail(str(error)) from error
+    except KeyboardInterrupt:
+        typer.echo("stopped")
+
+
+@app.command()
+def status(
+    address: Annotated[str, typer.Option(help="The orchestrator's HOST:PORT.")] = DEFAULT_ADDRESS,
+) -> None:
+    """What an orchestrator serves, and the load of its services."""
+
+    async def ask() -> orchestrator_pb2.GetInfoResponse:
+        async with open_channel(address) as channel:
+            stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+            return await stub.GetInfo(orchestrator_pb2.GetInfoRequest(), timeout=_TIMEOUT_S)
+
+    try:
+        info = asyncio.run(ask())
+    except (grpc.aio.AioRpcError, AddressError) as error:
+        details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+        raise fail(f"no answer from {address}: {details}") from error
+    typer.echo(f"requests     {info.num_running_requests} running")
+    for name, model, load in (("target", info.target, info.target_load), ("draft", info.draft, info.draft_load)):
+        if name == "draft" and not info.HasField("draft"):
+            typer.echo("draft        none")
+            continue
+        what = info.proposer if name == "draft" else model.model_id
+        typer.echo(
+            f"{name:<12} {what} ({model.backend}, {model.dtype}): {load.running} sessions, {load.waiting} waiting, "
+            f"{load.used_blocks} of {load.total_blocks} blocks, {load.stale_items} stale"
+        )
+
+
+@app.command()
+def health(
+    address: Annotated[str, typer.Option(help="Any service's HOST:PORT.")] = DEFAULT_ADDRESS,
+) -> None:
+    """Exit 0 when the service at the address says SERVING, 1 otherwise."""
+
+    async def check() -> int:
+        async with open_channel(address) as channel:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S
+            )
+            return int(answer.status)
+
+    try:
+        state = asyncio.run(check())
+    except AddressError as error:
+        raise fail(str(error)) from error
+    except grpc.aio.AioRpcError as error:
+        typer.echo(f"{address}: {error.code().name}", err=True)
+        raise typer.Exit(1) from error
+    typer.echo(health_pb2.HealthCheckResponse.ServingStatus.Name(state))
+    raise typer.Exit(0 if state == health_pb2.HealthCheckResponse.SERVING else 1)
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The options by which `up` and `generate` choose models and drafts, and the processes they stand for."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from tandem.processes import ClusterPlan
+
+Model = Annotated[str, typer.Option(help="Target: a pulled name, a model directory or a .gguf file.")]
+Dtype = Annotated[str, typer.Option(help="float32 or bfloat16, for target and draft model.")]
+DraftModel = Annotated[
+    str | None, typer.Option(help="Draft with this model (name or path; the target's own is allowed).")
+]
+PromptLookup = Annotated[bool, typer.Option(help="Draft by prompt lookup when there is no draft model.")]
+NumDraftTokens = Annotated[int, typer.Option(min=0, max=16, help="Most drafts a round; 0: no speculation.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Compute threads of each model service.")]
+Toy = Annotated[str | None, typer.Option(help="A toy engine instead of a model, e.g. hashed:vocab=512,seed=3.")]
+
+
+class OptionError(Exception):
+    """Options that do not fit together; the message names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterChoice:
+    """What a user asked for; `plan` turns it into processes."""
+
+    model: str
+    dtype: str
+    draft_model: str | None
+    prompt_lookup: bool
+    num_draft_tokens: int
+    threads: int | None
+    toy: str | None = None
+    insecure: bool = False
+
+    def plan(self, host: str = "127.0.0.1", port: int = 0) -> ClusterPlan:
+        """The orchestrator on `port`, target and draft on the next two; free ports for 0."""
+        if not 0 <= port <= 65533:
+            raise OptionError(f"--port {port} is outside 0..65533 (three consecutive ports are needed)")
+        ports = (port, port + 1, port + 2) if port else (0, 0, 0)
+        front, target, draft = (f"{host}:{number}" for number in ports)
+        common = ["--insecure"] if self.insecure else []
+        tokenizer = ["--toy", self.toy] if self.toy else ["--model", self.model]
+        return ClusterPlan(
+            target=[*self._engine_arguments(self.model), *common],
+            draft=self._draft_arguments(common),
+            orchestrator=[*tokenizer, "--num-draft-tokens", str(self.num_draft_tokens), *common],
+            target_address=target,
+            draft_address=draft,
+            orchestrator_address=front,
+        )
+
+    def _engine_arguments(self, model: str) -> list[str]:
+        threads = ["--threads", str(self.threads)] if self.threads else []
+        if self.toy:
+            return ["--backend", "toy", "--toy", self.toy, *threads]
+        return ["--model", model, "--dtype", self.dtype, *threads]
+
+    def _draft_arguments(self, common: list[str]) -> list[str] | None:
+        if self.draft_model is not None:
+            return ["--proposer", "draft_model", *self._engine_arguments(self.draft_model), *common]
+        if self.prompt_lookup:
+            return ["--proposer", "ngram", *common]
+        return None
+
+
+@contextmanager
+def termination_as_interrupt() -> Iterator[None]:
+    """Inside, SIGTERM raises KeyboardInterrupt like Ctrl-C, so that children are stopped in order."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
