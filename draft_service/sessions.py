@@ -9,14 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from draft_service.batcher import Answer
 from draft_service.proposers.base import SessionKey
 from tandem.prefix_hash import HashedTokens, extend_prefix_hash
-from tandem.types import ErrorCode, ItemError, Proposal, SessionId, SessionSpec, Stamp
+from tandem.types import ErrorCode, ItemError, SessionId, SessionSpec, Stamp
 from tandem.validation import check_token_ids
-
-ANY_VOCABULARY = 2**32  # a token id is 32 bits on the wire
-
-Answer = Proposal | ItemError
 
 
 class Dropped(Enum):
@@ -55,11 +52,14 @@ class SessionTable:
     """The sessions of one stream."""
 
     new_key: Callable[[], SessionKey]
-    vocab_size: int = ANY_VOCABULARY
+    vocab_size: int
     _sessions: dict[SessionId, Session] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def __contains__(self, session_id: SessionId) -> bool:
+        return session_id in self._sessions
 
     def keys(self) -> list[SessionKey]:
         """Of every session."""
@@ -93,7 +93,8 @@ class SessionTable:
         session = self._sessions.get(stamp.session_id)
         if session is None or stamp.epoch > session.epoch:
             raise ItemError(
-                ErrorCode.UNKNOWN_SESSION, f"session {stamp.session_id} epoch {stamp.epoch} is not open on this stream"
+                ErrorCode.UNKNOWN_SESSION,
+                f"session {stamp.session_id} epoch {stamp.epoch} is not open on this stream",
             )
         if stamp.epoch < session.epoch or stamp.round < session.round:
             return Dropped.STALE

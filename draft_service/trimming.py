@@ -20,7 +20,9 @@ def trim_proposal(proposal: Proposal, item: ProposeInput, vocab_size: int) -> Pr
         _log.warning("proposal dropped: %s", fault)
         return Proposal()
     drafts = proposal.draft_token_ids
-    num_valid = next((index for index, token_id in enumerate(drafts) if not 0 <= token_id < vocab_size), len(drafts))
+    num_valid = next(
+        (index for index, token_id in enumerate(drafts) if not 0 <= token_id < vocab_size), len(drafts)
+    )
     num_valid = min(num_valid, item.num_draft_tokens)
     if num_valid < len(drafts):
         _log.warning(

@@ -21,7 +21,6 @@ from engine.backends.base import (
     SpeculativeEngine,
     require_speculation,
 )
-from engine.backends.registry import EngineSettings, load_engine
 from engine.sampling.draft_sampler import sample_drafts
 from engine.sampling.processors import needs_no_logits
 from engine.sampling.rows import Row
@@ -61,14 +60,6 @@ class _Draft:
         self.pending = [token_id]
         if draft_probs is not None:
             self.draft_probs.append(draft_probs)
-
-
-def load_draft_model(settings: EngineSettings) -> "DraftModelProposer":
-    """Load the model; UnsupportedEngineError, naming the backend, when it cannot roll back."""
-    loaded = load_engine(settings)
-    return DraftModelProposer(
-        loaded.engine, loaded.model_id, loaded.vocabulary.id_bytes_hash, settings.max_step_tokens
-    )
 
 
 class DraftModelProposer:

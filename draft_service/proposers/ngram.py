@@ -28,7 +28,9 @@ class NgramProposer:
 
     def propose(self, batch: Sequence[ProposeInput]) -> list[Proposal]:
         """Up to K tokens that followed the last match; none where nothing repeats."""
-        return [Proposal(tuple(self._lookup.find(item.committed_token_ids, item.num_draft_tokens))) for item in batch]
+        return [
+            Proposal(tuple(self._lookup.find(item.committed_token_ids, item.num_draft_tokens))) for item in batch
+        ]
 
     def forget(self, session_key: SessionKey) -> None:
         """Nothing is kept."""

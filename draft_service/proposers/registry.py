@@ -37,7 +37,8 @@ def _ngram(settings: ProposerSettings) -> Proposer:
 
 
 def _draft_model(settings: ProposerSettings) -> Proposer:
-    from draft_service.proposers.draft_model import load_draft_model  # torch, only for who needs it
+    from draft_service.proposers.draft_model import DraftModelProposer  # torch, only for who needs it
+    from engine.backends.registry import load_engine
 
     if settings.engine is None:
         raise ProposerError("proposer 'draft_model' needs a model: name one with --model")
@@ -46,7 +47,10 @@ def _draft_model(settings: ProposerSettings) -> Proposer:
             f"proposer 'draft_model': max_sessions {settings.max_sessions} is more than max_step_tokens "
             f"{settings.engine.max_step_tokens}, and a step drafts a token for every session"
         )
-    return load_draft_model(settings.engine)
+    loaded = load_engine(settings.engine)
+    return DraftModelProposer(
+        loaded.engine, loaded.model_id, loaded.vocabulary.id_bytes_hash, settings.engine.max_step_tokens
+    )
 
 
 _FACTORIES: dict[str, ProposerFactory] = {"ngram": _ngram, "draft_model": _draft_model}
