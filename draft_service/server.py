@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from draft_service.service import DraftService, DraftStream, Done, Result
+from draft_service.service import Done, DraftService, DraftStream, Result
 from draft_service.sessions import Step
 from tandem import codec
-from tandem.common.v1 import common_pb2
 from tandem.draft.v1 import draft_pb2 as pb
 from tandem.draft.v1 import draft_pb2_grpc
 from tandem.types import ErrorCode, ItemError, Proposal
@@ -30,7 +29,9 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self._service = service
 
     async def GetInfo(  # noqa: N802 - the contract's name
-        self, request: pb.GetInfoRequest, context: "_Context"
+        self,
+        request: pb.GetInfoRequest,  # noqa: ARG002
+        context: "_Context",  # noqa: ARG002
     ) -> pb.GetInfoResponse:
         """Handshake and load."""
         what = self._service.capabilities
@@ -43,7 +44,9 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         )
 
     async def Propose(  # noqa: N802 - the contract's name
-        self, request_iterator: AsyncIterator[pb.ProposeRequest], context: "_Context"
+        self,
+        request_iterator: AsyncIterator[pb.ProposeRequest],
+        context: "_Context",  # noqa: ARG002
     ) -> AsyncIterator[pb.ProposeResponse]:
         """Read items in a task of their own; write whatever results there are, with the load of the moment."""
         stream = self._service.open_stream()

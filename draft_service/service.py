@@ -8,7 +8,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from itertools import count
@@ -28,7 +28,7 @@ from tandem.types import (
     SessionSpec,
     Stamp,
 )
-from tandem.validation import InvalidArgumentError, check_session, check_token_ids
+from tandem.validation import check_session, check_token_ids
 
 _log = logging.getLogger(__name__)
 _ANY_VOCABULARY = 2**32  # a token id is 32 bits on the wire
@@ -56,7 +56,7 @@ class Result:
 
     stamp: Stamp
     outcome: Answer | Done
-    timing: ItemTiming = ItemTiming()
+    timing: ItemTiming = field(default_factory=ItemTiming)
 
 
 class DraftService:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import torch
-
 from draft_service.proposers.base import ProposeInput, ProposerCapabilities, SessionKey
 from draft_service.proposers.draft_kv import DraftKv
 from engine.backends.base import (
