@@ -16,7 +16,7 @@ import torch
 from engine.sampling.gumbel import noise_key, uniform
 from engine.sampling.rejection import (
     Q,
-    is_accepted,
+    acceptance_probability,
     one_hot_q,
     probabilities,
     residual,
@@ -163,7 +163,7 @@ def _reject_or_accept(processed: torch.Tensor, request: VerifyRows) -> Decision:
         row = request.row(index)
         p, q = probabilities(processed[index]), _q(request, index)
         u = uniform(noise_key(spec, Stream.ACCEPT, row.position, row.committed_len))
-        if not is_accepted(p, q, draft_token_id, u):
+        if u >= acceptance_probability(p, q, draft_token_id):
             recovered = sample_weights(residual(p, q), noise_key(spec, Stream.RESIDUAL, row.position))
             return Decision(index, recovered)
     return _bonus(processed, request)

@@ -45,7 +45,7 @@ def _rejection(processed: F32, request: VerifyRows) -> Decision:
         position = committed_len + k
         p, q = _softmax(processed[k]), _full_q(request, k, processed.shape[1])
         u = rng.uniform(seed, rng.stream_word(Stream.ACCEPT, position, committed_len), position, index)
-        if q[draft] > 0 and p[draft] > 0 and u * q[draft] < p[draft]:
+        if q[draft] > 0 and u < p[draft] / q[draft]:
             continue
         rest = np.maximum(p - q, 0.0)
         if not rest.any():

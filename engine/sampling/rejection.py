@@ -35,17 +35,17 @@ def one_hot_q(token_id: int) -> Q:
     return np.array([token_id]), np.array([1.0])
 
 
-def is_accepted(p: F64, q: Q, draft_token_id: int, u: float) -> bool:
-    """Whether u < p(d) / q(d); never for a token that p or q gives no probability."""
+def acceptance_probability(p: F64, q: Q, draft_token_id: int) -> float:
+    """min(1, p(d) / q(d)); 0 for a token that p or q gives no probability."""
     token_ids, probs = q
     q_of_draft = float(probs[token_ids == draft_token_id].sum())
-    return q_of_draft > 0.0 and u * q_of_draft < p[draft_token_id]
+    return min(1.0, float(p[draft_token_id]) / q_of_draft) if q_of_draft > 0.0 else 0.0
 
 
 def residual(p: F64, q: Q) -> F64:
     """max(p - q, 0) -> float64 [V], not normalised.
 
-    Where rounding leaves nothing of it (p and q are equal), it is p: what q could not tell apart from p.
+    Where nothing of it is left (p and q are equal but for rounding), it is p.
     """
     token_ids, probs = q
     rest = p.copy()

@@ -1,0 +1,74 @@
+"""`python -m draft_service`: one draft service process."""
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+import grpc
+from engine.backends.options import add_engine_arguments, engine_settings, positive_int
+
+from draft_service.proposers.base import Proposer
+from draft_service.proposers.registry import ProposerError, ProposerSettings, load_proposer, proposer_names
+from draft_service.server import SERVICE_NAME, DraftServicer
+from draft_service.service import DraftLimits, DraftService
+from engine.backends.base import EngineError
+from tandem.draft.v1 import draft_pb2_grpc
+from tandem.serving.channels import MAX_INNER_MESSAGE_BYTES, AddressError
+from tandem.serving.life import PortInUseError, ServerSettings, configure_logging, run_server
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Every option of the service."""
+    parser = argparse.ArgumentParser(prog="draft_service", description="Propose draft tokens to orchestrators.")
+    parser.add_argument("--address", default="127.0.0.1:50052", help="HOST:PORT to listen on; port 0: a free one")
+    parser.add_argument("--ready-file", type=Path, help="written with the bound address once the service is ready")
+    parser.add_argument("--insecure", action="store_true", help="accept clear text on a non-loopback address")
+    parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    parser.add_argument("--grace", type=float, default=5.0, help="seconds for open sessions when the service stops")
+    parser.add_argument("--proposer", default="ngram", help=f"one of: {', '.join(proposer_names())}")
+    parser.add_argument("--max-ngram-size", type=int, default=5, help="ngram: most tokens to match")
+    parser.add_argument("--min-ngram-size", type=int, default=1, help="ngram: fewest tokens to match")
+    parser.add_argument("--max-draft-tokens", type=positive_int, default=16, help="most drafts a round")
+    parser.add_argument("--max-sessions", type=positive_int, default=256, help="most open sessions")
+    add_engine_arguments(parser)  # for draft_model
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run until SIGTERM or SIGINT; 2 when the service cannot start, after one line on standard error."""
+    args = build_parser().parse_args(argv)
+    configure_logging("draft", args.log_level)
+    settings = ProposerSettings(args.max_ngram_size, args.min_ngram_size, args.max_sessions, engine_settings(args))
+    try:
+        proposer = load_proposer(args.proposer, settings)
+        asyncio.run(serve(args, proposer))
+    except (ProposerError, EngineError, AddressError, PortInUseError, OSError, ValueError) as error:
+        sys.stderr.write(f"draft_service: {error}\n")
+        return 2
+    return 0
+
+
+async def serve(args: argparse.Namespace, proposer: Proposer) -> None:
+    """One service on one event loop, from bind to drain."""
+    service = DraftService(proposer, DraftLimits(args.max_draft_tokens, args.max_sessions))
+    server_settings = ServerSettings(
+        service_name=SERVICE_NAME,
+        address=args.address,
+        max_message_bytes=MAX_INNER_MESSAGE_BYTES,
+        insecure=args.insecure,
+        grace_s=args.grace,
+        ready_file=args.ready_file,
+    )
+
+    def register(server: grpc.aio.Server) -> None:
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(service), server)
+
+    try:
+        await run_server(server_settings, register, on_drain=lambda: service.drain(args.grace))
+    finally:
+        await service.batcher.aclose()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The Proposer protocol: the role that returns draft tokens for a batch of sessions.
+
+Letters: K draft tokens wanted for one session in this round.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NewType, Protocol
+
+from tandem.types import DraftProbsTransport, Proposal, SessionSpec
+
+if TYPE_CHECKING:  # its package imports torch, which a proposer without a model does not need
+    from engine.backends.base import KvUsage
+
+SessionKey = NewType("SessionKey", int)  # one opening of one session; never used again after `forget`
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerCapabilities:
+    """What a proposer is, can do and needs; the handshake and the refusals are made from it."""
+
+    name: str  # the one it is registered by
+    graph_safe: bool  # its steps can be captured: no per-step state is assembled on the host
+    needs_hidden_states: bool  # of the target; refused until the wire carries them
+    transports: frozenset[DraftProbsTransport]  # how it can send q
+    vocab_size: int = 0  # 0: any
+    vocab_hash: str = ""  # of the id -> bytes table; empty: any
+    max_context: int = 0  # tokens; 0: no limit of its own
+    model_id: str = ""
+    backend: str = ""
+    dtype: str = ""
+    device: str = ""
+    numerics_fingerprint: str = ""
+    deterministic: bool = True  # the same input gives the same proposal, whatever else is in the batch
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeInput:
+    """One session's part of a propose batch; the tokens are a copy that nobody changes."""
+
+    session_key: SessionKey
+    spec: SessionSpec
+    committed_token_ids: Sequence[int]  # prompt and every committed token, at least 1
+    num_draft_tokens: int  # K >= 1
+
+
+class Proposer(Protocol):
+    """Returns drafts; one caller at a time, on the compute thread.
+
+    A proposer may keep state per session key, but each input says the whole truth: whatever it kept for other
+    tokens is rolled back to what both have in common.
+    """
+
+    @property
+    def capabilities(self) -> ProposerCapabilities: ...
+
+    def propose(self, batch: Sequence[ProposeInput]) -> list[Proposal]:
+        """One proposal per input, in order, each of 0..K drafts; no session key twice in a batch.
+
+        Raises only for bugs: what it cannot draft (no memory, context too short) is an empty proposal.
+        """
+        ...
+
+    def forget(self, session_key: SessionKey) -> None:
+        """Free what is kept for the session; a no-op when that is nothing."""
+        ...
+
+    def kv_usage(self) -> "KvUsage | None":
+        """Block accounting now; None without a model."""
+        ...

@@ -1,0 +1,249 @@
+"""The draft service without its wire: streams of sessions in front of one batcher.
+
+Everything here runs on the event loop. Items come in as values; each is answered at most once, through its stream's
+outbox, and a bad item is an error result, never an exception.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from itertools import count
+
+from draft_service.batcher import Answer, Batcher, WaitingRound
+from draft_service.proposers.base import ProposeInput, Proposer, SessionKey
+from draft_service.sessions import Dropped, Session, SessionTable, Step
+from tandem.serving.item_stream import Outbox
+from tandem.types import (
+    PROTOCOL_VERSION,
+    ErrorCode,
+    ItemError,
+    ItemTiming,
+    Load,
+    ModelInfo,
+    Proposal,
+    SessionSpec,
+    Stamp,
+)
+from tandem.validation import check_session, check_token_ids
+
+_log = logging.getLogger(__name__)
+_ANY_VOCABULARY = 2**32  # a token id is 32 bits on the wire
+_ANY_CONTEXT = 2**33  # the draft's own context refuses nobody: past its end it stops drafting
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLimits:
+    """What the service grants."""
+
+    max_draft_tokens: int = 16  # a round
+    max_sessions: int = 256  # of all streams together
+
+
+class Done(Enum):
+    """An item that has no value for an answer is done."""
+
+    OPENED = "opened"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The answer to one item."""
+
+    stamp: Stamp
+    outcome: Answer | Done
+    timing: ItemTiming = field(default_factory=ItemTiming)
+
+
+class DraftService:
+    """All streams, the limits they share, the handshake and the load. Create it inside the event loop."""
+
+    def __init__(self, proposer: Proposer, limits: DraftLimits) -> None:
+        self.limits = limits
+        self.capabilities = proposer.capabilities
+        self.vocab_size = self.capabilities.vocab_size or _ANY_VOCABULARY
+        self.batcher = Batcher(proposer, self.vocab_size)
+        self.num_stale = 0
+        self._keys = count(1)
+        self._streams: set[DraftStream] = set()
+        self._has_no_sessions = asyncio.Event()
+        self._has_no_sessions.set()
+        self._is_draining = False
+        self._incarnation = secrets.randbits(64)
+
+    @property
+    def num_sessions(self) -> int:
+        """Open sessions of all streams."""
+        return sum(stream.num_sessions for stream in self._streams)
+
+    @property
+    def load(self) -> Load:
+        """How busy the replica is."""
+        usage = self.batcher.usage
+        used, total = (usage.used_blocks, usage.total_blocks) if usage is not None else (0, 0)
+        return Load(
+            running=self.num_sessions,
+            waiting=self.batcher.num_waiting,
+            kv_usage=used / total if total else 0.0,
+            draining=self._is_draining,
+            used_blocks=used,
+            total_blocks=total,
+            stale_items=self.num_stale,
+        )
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """The handshake; vocabulary size 0 and hash "" when any will do."""
+        what = self.capabilities
+        return ModelInfo(
+            protocol_version=PROTOCOL_VERSION,
+            model_id=what.model_id,
+            vocab_size=what.vocab_size,
+            vocab_hash=what.vocab_hash,
+            max_context=what.max_context,
+            backend=what.backend,
+            dtype=what.dtype,
+            device=what.device,
+            numerics_fingerprint=what.numerics_fingerprint,
+            deterministic=what.deterministic,
+            max_draft_tokens=self.limits.max_draft_tokens,
+            incarnation=self._incarnation,
+        )
+
+    def open_stream(self) -> "DraftStream":
+        """A stream of sessions; the caller closes it."""
+        stream = DraftStream(self)
+        self._streams.add(stream)
+        return stream
+
+    def new_key(self) -> SessionKey:
+        """A key that no session had before."""
+        return SessionKey(next(self._keys))
+
+    def stream_ended(self, stream: "DraftStream", keys: Sequence[SessionKey]) -> None:
+        """The stream is gone, and its sessions with it."""
+        self._streams.discard(stream)
+        self.forget(keys)
+
+    def forget(self, keys: Sequence[SessionKey]) -> None:
+        """These sessions were closed."""
+        self.batcher.forget(keys)
+        self.sessions_changed()
+
+    def sessions_changed(self) -> None:
+        """Some session was opened or closed."""
+        if self.num_sessions:
+            self._has_no_sessions.clear()
+        else:
+            self._has_no_sessions.set()
+
+    async def drain(self, grace_s: float) -> None:
+        """Tell every answer's reader to open nothing more here, wait for open sessions, then end the streams."""
+        self._is_draining = True
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._has_no_sessions.wait()
+        except TimeoutError:
+            _log.info("%d sessions are still open after %g s", self.num_sessions, grace_s)
+        for stream in self._streams:
+            stream.outbox.close()
+
+
+class DraftStream:
+    """One orchestrator's stream: its sessions, and the results on their way to it.
+
+    Items raise ItemError or InvalidArgumentError when they cannot be served; nothing has changed then.
+    """
+
+    def __init__(self, service: DraftService) -> None:
+        self.outbox: Outbox[Result] = Outbox()
+        self._service = service
+        self._table = SessionTable(service.new_key, service.vocab_size)
+
+    @property
+    def num_sessions(self) -> int:
+        """Open sessions of this stream."""
+        return len(self._table)
+
+    def open_session(self, stamp: Stamp, spec: SessionSpec) -> None:
+        """Take a session up, in place of an earlier epoch of it."""
+        service = self._service
+        check_session(spec, _ANY_VOCABULARY, _ANY_CONTEXT)
+        check_token_ids("prompt", spec.token_ids, service.vocab_size)
+        served = service.capabilities.transports
+        if spec.draft_probs_transport not in served:
+            raise ItemError(
+                ErrorCode.UNIMPLEMENTED,
+                f"draft_probs_transport {spec.draft_probs_transport.value!r} is not served by proposer "
+                f"{service.capabilities.name!r}; it serves: {', '.join(sorted(one.value for one in served))}",
+            )
+        if stamp.session_id not in self._table and service.num_sessions >= service.limits.max_sessions:
+            raise ItemError(
+                ErrorCode.NO_CAPACITY, f"{service.num_sessions} sessions are open, the limit of this replica"
+            )
+        replaced = self._table.open(stamp, spec)
+        if replaced is Dropped.STALE:
+            service.num_stale += 1
+            return
+        service.forget([replaced] if isinstance(replaced, int) else [])
+        self.outbox.put(Result(stamp, Done.OPENED))
+
+    def propose(self, stamp: Stamp, step: Step, num_draft_tokens: int, deadline_ms: int = 0) -> None:
+        """Take a round up: go back to the stamp's tokens and queue for drafting; `deadline_ms` 0 is none."""
+        taken = self._table.step(stamp, step)
+        if isinstance(taken, Session):
+            self._submit(taken, stamp, num_draft_tokens, deadline_ms)
+        elif isinstance(taken, Proposal | ItemError):
+            self.outbox.put(Result(stamp, taken))
+        elif taken is Dropped.STALE:
+            self._service.num_stale += 1
+
+    def close_session(self, stamp: Stamp) -> None:
+        """Free a session; done as well when there is none."""
+        closed = self._table.close(stamp)
+        if closed is Dropped.STALE:
+            self._service.num_stale += 1
+            return
+        if isinstance(closed, int):
+            self._service.forget([closed])
+        self.outbox.put(Result(stamp, Done.CLOSED))
+
+    def end(self) -> None:
+        """The peer is gone: free every session; what is in the outbox still goes out where it can."""
+        self.outbox.close()
+        keys, self._table = self._table.keys(), SessionTable(self._service.new_key, self._service.vocab_size)
+        self._service.stream_ended(self, keys)
+
+    def _submit(self, session: Session, stamp: Stamp, num_draft_tokens: int, deadline_ms: int) -> None:
+        """Queue the round, unless no draft can be of use."""
+        limit = self._service.limits.max_draft_tokens
+        num_drafts = session.num_draft_tokens(num_draft_tokens, limit)
+        if num_drafts == 0:
+            self._deliver(session, stamp, Proposal(), ItemTiming())
+            return
+        now_s = asyncio.get_running_loop().time()
+        self._service.batcher.submit(
+            WaitingRound(
+                item=ProposeInput(session.key, session.spec, tuple(session.tokens.token_ids), num_drafts),
+                arrived_s=now_s,
+                deadline_s=now_s + deadline_ms / 1e3 if deadline_ms else None,
+                is_wanted=partial(self._is_wanted, session, stamp),
+                deliver=partial(self._deliver, session, stamp),
+            )
+        )
+
+    def _is_wanted(self, session: Session, stamp: Stamp) -> bool:
+        """Whether the round is still its session's last; a round that is not is stale."""
+        is_current = self._table.is_current(session, stamp)
+        self._service.num_stale += not is_current
+        return is_current
+
+    def _deliver(self, session: Session, stamp: Stamp, answer: Answer, timing: ItemTiming) -> None:
+        """Record and send a round's answer, if it is still wanted."""
+        if self._is_wanted(session, stamp):
+            session.answer = answer
+            self.outbox.put(Result(stamp, answer, timing))

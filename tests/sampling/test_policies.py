@@ -1,0 +1,223 @@
+"""Verification: each policy against its naive loop, plain decoding and solo runs; what a proposal must be."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.sampling import policies_reference
+from engine.sampling.policies import Decision, VerifyRows, check_proposal, rows_of, verify, verify_argmax
+from engine.sampling.processors import process
+from engine.sampling.rows import Row
+from engine.sampling.sampler import sample, select
+from tandem.types import (
+    DraftProbsTransport,
+    ErrorCode,
+    ItemError,
+    Proposal,
+    SessionSpec,
+    SparseProbs,
+    VerificationPolicy,
+)
+from tests.sampling.helpers import PROMPT, logits_of, make_spec, sparse
+
+V = 6
+GREEDY, COUPLED, REJECTION = VerificationPolicy.GREEDY, VerificationPolicy.COUPLED, VerificationPolicy.REJECTION
+ONE_HOT, SPARSE = DraftProbsTransport.ONE_HOT, DraftProbsTransport.SPARSE
+KINDS: list[tuple[VerificationPolicy, DraftProbsTransport, float]] = [
+    (GREEDY, ONE_HOT, 0.0),
+    (COUPLED, ONE_HOT, 1.0),
+    (REJECTION, SPARSE, 1.0),
+    (REJECTION, ONE_HOT, 0.7),
+    (REJECTION, SPARSE, 0.0),
+]
+
+
+def random_request(generator: np.random.Generator, kind: int, num_drafts: int) -> VerifyRows:
+    """A request with drafts that its own q may or may not contain."""
+    policy, transport, temperature = KINDS[kind]
+    spec = make_spec(policy, transport, temperature=temperature, seed=int(generator.integers(1 << 40)), top_k=4)
+    drafts = tuple(int(token) for token in generator.integers(0, V, num_drafts))
+    q = generator.dirichlet(np.ones(V), num_drafts)
+    q[generator.random((num_drafts, V)) < 0.3] = 0.0
+    q[:, 0] += 0.1
+    probs = tuple(sparse(row / row.sum()) for row in q)
+    committed = [*PROMPT, *generator.integers(0, V, int(generator.integers(0, 5))).tolist()]
+    return VerifyRows(spec, committed, Proposal(drafts, probs if transport is SPARSE else ()))
+
+
+def random_batch(seed: int, kinds: list[tuple[int, int]]) -> tuple[torch.Tensor, list[VerifyRows]]:
+    """Processed rows [T, V] and the requests that own them."""
+    generator = np.random.default_rng(seed)
+    requests = [random_request(generator, kind, num_drafts) for kind, num_drafts in kinds]
+    rows = rows_of(requests)
+    logits = torch.from_numpy(generator.standard_normal((len(rows), V)).astype(np.float32).round(1) * 2)
+    return process(logits, rows), requests
+
+
+BATCHES = st.lists(st.tuples(st.integers(0, len(KINDS) - 1), st.integers(0, 4)), min_size=1, max_size=6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), kinds=BATCHES)
+def test_a_mixed_batch_decides_as_the_naive_loops_and_as_each_request_alone(
+    seed: int, kinds: list[tuple[int, int]]
+) -> None:
+    processed, requests = random_batch(seed, kinds)
+    decisions = verify(processed, requests)
+    start = 0
+    for request, decision in zip(requests, decisions, strict=True):
+        rows = processed[start : start + request.num_rows]
+        assert decision == policies_reference.verify_request(rows.numpy(), request)
+        assert [decision] == verify(rows.clone(), [request])
+        start += request.num_rows
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), kinds=BATCHES)
+def test_an_accepted_or_emitted_token_is_never_masked(seed: int, kinds: list[tuple[int, int]]) -> None:
+    processed, requests = random_batch(seed, kinds)
+    start = 0
+    for request, decision in zip(requests, verify(processed, requests), strict=True):
+        emitted = [*request.proposal.draft_token_ids[: decision.num_accepted], decision.next_token_id]
+        assert all(processed[start + i, token] > -math.inf for i, token in enumerate(emitted))
+        start += request.num_rows
+
+
+def next_logits(committed: list[int]) -> torch.Tensor:
+    """Logits [V] that depend on the whole prefix."""
+    generator = np.random.default_rng(committed)
+    return torch.from_numpy(generator.standard_normal(V).astype(np.float32) * 1.5)
+
+
+def plain(spec: SessionSpec, num_tokens: int) -> list[int]:
+    """Token-by-token decoding with the regular sampler."""
+    committed = list(PROMPT)
+    for _ in range(num_tokens):
+        row = Row(spec, tuple(committed))
+        committed += sample(process(next_logits(committed)[None], [row]), [row])
+    return committed
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    temperature=st.sampled_from([0.0, 0.8, 1.0]),
+    rounds=st.lists(st.lists(st.integers(0, V - 1), max_size=4), min_size=12, max_size=12),
+    honest=st.booleans(),
+    penalty=st.sampled_from([0.0, 1.5]),
+)
+def test_greedy_and_coupled_emit_plain_decodings_tokens_whatever_the_drafts(
+    seed: int, temperature: float, rounds: list[list[int]], honest: bool, penalty: float
+) -> None:
+    spec = make_spec(temperature=temperature, seed=seed, frequency_penalty=penalty, top_p=0.95)
+    expected = plain(spec, 60)
+    committed = list(PROMPT)
+    for guesses in rounds:
+        right = expected[len(committed) : len(committed) + len(guesses)]
+        drafts = tuple(right[:2] + guesses[2:] if honest else guesses)
+        request = VerifyRows(spec, tuple(committed), Proposal(drafts))
+        logits = torch.stack([next_logits([*committed, *drafts[:i]]) for i in range(len(drafts) + 1)])
+        decision = verify(process(logits, rows_of([request])), [request])[0]
+        committed += [*drafts[: decision.num_accepted], decision.next_token_id]
+    assert committed == expected[: len(committed)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), lengths=st.lists(st.integers(0, 4), min_size=1, max_size=5))
+def test_the_argmax_path_decides_as_greedy_verification_does(seed: int, lengths: list[int]) -> None:
+    processed, requests = random_batch(seed, [(0, length) for length in lengths])
+    assert verify_argmax(select(processed), requests) == verify(processed, requests)
+
+
+def test_ties_go_to_the_lowest_id_in_drafter_verifier_and_plain_decoding() -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, 0.0]] * 2)
+    spec = make_spec(GREEDY, temperature=0.0)
+    assert sample(logits[:1], [Row(spec, PROMPT)]) == [1]
+    assert verify(logits, [VerifyRows(spec, PROMPT, Proposal((1,)))]) == [Decision(1, 1)]
+    assert verify(logits, [VerifyRows(spec, PROMPT, Proposal((2,)))]) == [Decision(0, 1)]
+    assert verify_argmax(select(logits), [VerifyRows(spec, PROMPT, Proposal((1,)))]) == [Decision(1, 1)]
+
+
+def test_rejection_at_temperature_zero_is_greedy_and_needs_no_draft_probs() -> None:
+    spec = make_spec(REJECTION, SPARSE, temperature=0.0)
+    proposal = Proposal((1,))
+    check_proposal(spec, proposal, 4)
+    assert verify(logits_of([[0.1, 0.9], [0.8, 0.2]]), [VerifyRows(spec, PROMPT, proposal)]) == [Decision(1, 0)]
+
+
+def test_a_draft_outside_its_own_q_is_rejected_and_replaced_from_the_residual() -> None:
+    p, q = [0.5, 0.3, 0.2], [0.5, 0.5, 0.0]
+    for seed in range(50):
+        spec = make_spec(REJECTION, SPARSE, seed=seed)
+        request = VerifyRows(spec, PROMPT, Proposal((2,), (sparse(q),)))
+        assert verify(logits_of([p, p]), [request]) == [Decision(0, 2)]  # p - q is positive at 2 alone
+
+
+def test_a_residual_that_rounding_emptied_falls_back_to_the_target() -> None:
+    p = [0.5, 0.5, 0.0]
+    for seed in range(50):
+        request = VerifyRows(make_spec(REJECTION, SPARSE, seed=seed), PROMPT, Proposal((2,), (sparse(p),)))
+        decision = verify(logits_of([p, p]), [request])[0]
+        assert decision.num_accepted == 0
+        assert decision.next_token_id in (0, 1)
+
+
+def test_a_certain_target_accepts_its_token_and_replaces_every_other() -> None:
+    p = [0.0, 1.0, 0.0]
+    for transport, probs in ((ONE_HOT, ()), (SPARSE, (sparse([0.4, 0.2, 0.4]),))):
+        spec = make_spec(REJECTION, transport)
+        assert verify(logits_of([p, p]), [VerifyRows(spec, PROMPT, Proposal((1,), probs))]) == [Decision(1, 1)]
+        assert verify(logits_of([p, p]), [VerifyRows(spec, PROMPT, Proposal((0,), probs))]) == [Decision(0, 1)]
+
+
+def test_rows_that_do_not_add_up_are_refused() -> None:
+    request = VerifyRows(make_spec(), PROMPT, Proposal((1, 2)))
+    with pytest.raises(ValueError, match="2 rows for requests that own 3"):
+        verify(torch.zeros((2, V)), [request])
+
+
+def test_a_session_without_draft_probs_ignores_them() -> None:
+    junk = (SparseProbs(np.array([99], dtype=np.uint32), np.array([np.nan], dtype=np.float32)),)
+    for spec in (make_spec(COUPLED), make_spec(REJECTION, ONE_HOT), make_spec(REJECTION, SPARSE, temperature=0.0)):
+        check_proposal(spec, Proposal((1,), junk), V)
+        assert len(verify(torch.zeros((2, V)), [VerifyRows(spec, PROMPT, Proposal((1,), junk))])) == 1
+
+
+def entry(token_ids: list[int], probs: list[float]) -> SparseProbs:
+    return SparseProbs(np.array(token_ids, dtype=np.uint32), np.array(probs, dtype=np.float32))
+
+
+GOOD = entry([0, 2], [0.25, 0.75])
+MALFORMED = [
+    (Proposal((V,), (GOOD,)), ErrorCode.INVALID_ARGUMENT, r"draft_token_ids\[0\]: token id 6 is outside 0..5"),
+    (Proposal((1,), ()), ErrorCode.INVALID_ARGUMENT, "draft_probs: 0 entries for 1 drafts"),
+    (Proposal((1,), (GOOD, GOOD)), ErrorCode.INVALID_ARGUMENT, "draft_probs: 2 entries for 1 drafts"),
+    (Proposal((1,), (entry([], []),)), ErrorCode.INVALID_ARGUMENT, r"draft_probs\[0\]: 0 ids"),
+    (Proposal((1,), (entry([0, 1], [1.0]),)), ErrorCode.INVALID_ARGUMENT, "2 ids and 1 probabilities"),
+    (Proposal((1,), (entry(list(range(129)), [1 / 129] * 129),)), ErrorCode.INVALID_ARGUMENT, "129 ids"),
+    (Proposal((1,), (entry([0, 6], [0.5, 0.5]),)), ErrorCode.INVALID_ARGUMENT, "token id 6 is outside 0..5"),
+    (Proposal((1,), (entry([1, 1], [0.5, 0.5]),)), ErrorCode.INVALID_ARGUMENT, "comes twice"),
+    (Proposal((1, 2), (GOOD, entry([0, 1], [math.nan, 0.5]))), ErrorCode.INVALID_ARGUMENT, r"draft_probs\[1\]"),
+    (Proposal((1,), (entry([0, 1], [math.inf, 0.5]),)), ErrorCode.INVALID_ARGUMENT, "not a number"),
+    (Proposal((1,), (entry([0, 1], [-0.5, 1.5]),)), ErrorCode.INVALID_ARGUMENT, "negative"),
+    (Proposal((1,), (entry([0, 1], [0.5, 0.4]),)), ErrorCode.INVALID_ARGUMENT, "sum to 0.9, not to 1"),
+    (Proposal((1,), (entry([0, 1], [0.0, 0.0]),)), ErrorCode.INVALID_ARGUMENT, "sum to 0, not to 1"),
+    (Proposal((1, 2), (GOOD, GOOD), (-1, 0)), ErrorCode.UNIMPLEMENTED, "tree proposals are not offered"),
+]
+
+
+@pytest.mark.parametrize(("proposal", "code", "message"), MALFORMED)
+def test_a_malformed_proposal_is_refused_by_name(proposal: Proposal, code: ErrorCode, message: str) -> None:
+    with pytest.raises(ItemError, match=message) as raised:
+        check_proposal(make_spec(REJECTION, SPARSE), proposal, V)
+    assert raised.value.code is code
+
+
+def test_a_good_or_empty_proposal_passes() -> None:
+    for proposal in (Proposal(), Proposal((5, 0), (GOOD, GOOD))):
+        check_proposal(make_spec(REJECTION, SPARSE), proposal, V)
+        assert proposal.parents == ()
