@@ -80,6 +80,8 @@ class DraftSession:
     async def _propose(self, sequence: Sequence, num_wanted: int) -> Proposal:
         self._check_ready()
         if self._handle.needs_open:
+            if self._handle.link.load.draining:
+                raise _NoProposalError
             is_first = self._handle.epoch == 0
             self._opening = self._handle.open(sequence)
             self._known_len = len(sequence.tokens)

@@ -123,6 +123,8 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             await self._target.wait_up(deadline.remaining_s(self._settings.target_patience.reconnect_s))
         except LinkLostError as error:
             raise ServiceError(grpc.StatusCode.UNAVAILABLE, str(error)) from error
+        if self._target.load.draining:
+            raise ServiceError(grpc.StatusCode.UNAVAILABLE, f"{self._target} is shutting down; try again later")
         assert self._target.info is not None  # a link that was up has it
         model = self._target.info.model
         draft_info = self._draft.info if self._draft is not None else None
