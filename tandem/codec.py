@@ -40,6 +40,7 @@ _TRANSPORTS = {
     pb.DRAFT_PROBS_TRANSPORT_COUPLED: DraftProbsTransport.COUPLED,
     pb.DRAFT_PROBS_TRANSPORT_SPARSE: DraftProbsTransport.SPARSE,
 }
+KNOWN_TRANSPORTS = frozenset(_TRANSPORTS)
 _TRANSPORT_NUMBERS = {transport: number for number, transport in _TRANSPORTS.items()}
 _SCALAR_SAMPLING_FIELDS = (
     "temperature",

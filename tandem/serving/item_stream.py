@@ -1,7 +1,7 @@
 """The serving side of a multiplexed stream: many sessions' items in, batches of results out."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Generic, TypeVar
 
 ResultT = TypeVar("ResultT")
@@ -29,7 +29,7 @@ class Outbox(Generic[ResultT]):
         self._is_closed = True
         self._wake.set()
 
-    async def batches(self) -> AsyncIterator[list[ResultT]]:
+    async def batches(self) -> AsyncGenerator[list[ResultT], None]:
         """Batches of results until closed, each non-empty."""
         while True:
             await self._wake.wait()

@@ -4,7 +4,6 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from engine.backends.registry import EngineSettings
 
 from draft_service.proposers import registry
 from draft_service.proposers.base import ProposeInput, ProposerCapabilities, SessionKey
@@ -15,6 +14,7 @@ from draft_service.proposers.registry import (
     proposer_names,
     register_proposer,
 )
+from engine.backends.registry import EngineSettings
 from tandem.types import Proposal
 from tests.draft.support import StubProposer, make_spec
 from tests.draft.wire import Peer, open_item, proposal_of, propose_item, running

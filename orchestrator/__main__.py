@@ -1,0 +1,153 @@
+"""`python -m orchestrator`: connect to the replicas, agree with them, serve applications."""
+
+import argparse
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from orchestrator.handshake import vocabulary_check
+from orchestrator.replica_api import DRAFT_API, TARGET_API
+from orchestrator.replica_link import HandshakeError, LinkLostError, ReplicaLink
+from orchestrator.server import (
+    SERVICE_NAME,
+    DraftLink,
+    OrchestratorServicer,
+    OrchestratorSettings,
+    TargetLink,
+)
+from orchestrator.target_session import TargetPatience
+from tandem.models.registry import ModelNotFoundError, resolve_model
+from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.serving.channels import (
+    MAX_APPLICATION_MESSAGE_BYTES,
+    AddressError,
+    check_bind_address,
+    parse_address,
+)
+from tandem.serving.life import PortInUseError, ServerSettings, configure_logging, run_server
+from tandem.vocabulary import Vocabulary, VocabularyError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve until a signal; 2 after one line on standard error when it cannot start."""
+    options = _parser().parse_args(arguments)
+    configure_logging("orchestrator", options.log_level)
+    try:
+        asyncio.run(_serve(options))
+    except (
+        AddressError,
+        HandshakeError,
+        LinkLostError,
+        ModelNotFoundError,
+        PortInUseError,
+        VocabularyError,
+    ) as error:
+        sys.stderr.write(f"orchestrator: cannot start: {error}\n")
+        return 2
+    return 0
+
+
+async def _serve(options: argparse.Namespace) -> None:
+    check_bind_address(options.address, insecure=options.insecure)
+    parse_address(options.target)
+    vocabulary, name = _load_vocabulary(options)
+    target: TargetLink = ReplicaLink(
+        TARGET_API, options.target, vocabulary_check("target", options.target, vocabulary, name)
+    )
+    draft: DraftLink | None = None
+    if options.draft is not None:
+        parse_address(options.draft)
+        draft = ReplicaLink(DRAFT_API, options.draft, vocabulary_check("draft", options.draft, vocabulary, name))
+    try:
+        await _connect(target, draft, options.connect_timeout)
+        settings = OrchestratorSettings(
+            num_draft_tokens=options.num_draft_tokens,
+            draft_timeout_s=options.draft_timeout,
+            max_requests=options.max_requests,
+            target_patience=TargetPatience(options.target_timeout, options.reconnect_timeout),
+        )
+        servicer = OrchestratorServicer(vocabulary, target, draft, settings)
+        await run_server(
+            ServerSettings(
+                SERVICE_NAME,
+                options.address,
+                MAX_APPLICATION_MESSAGE_BYTES,
+                insecure=options.insecure,
+                grace_s=options.grace,
+                ready_file=options.ready_file,
+            ),
+            lambda server: orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server),
+        )
+    finally:
+        for link in (target, draft):
+            if link is not None:
+                await link.close()
+
+
+async def _connect(target: TargetLink, draft: DraftLink | None, timeout_s: float) -> None:
+    """Both handshakes. The target must be there; a draft service that is not may come later.
+
+    HandshakeError when either must not be used, LinkLostError when the target cannot be reached in time.
+    """
+    target.start()
+    if draft is not None:
+        draft.start()
+    await target.wait_checked(timeout_s)
+    if draft is not None:
+        with contextlib.suppress(LinkLostError):
+            await draft.wait_checked(timeout_s)
+
+
+def _load_vocabulary(options: argparse.Namespace) -> tuple[Vocabulary, str]:
+    """The tokenizer, and what messages call it."""
+    if options.toy_vocab is not None:
+        return Vocabulary.toy(options.toy_vocab), f"toy:{options.toy_vocab}"
+    return Vocabulary.load(resolve_model(options.model)), options.model
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m orchestrator", description=__doc__)
+    parser.add_argument("--address", default="127.0.0.1:50051", help="HOST:PORT to serve on; port 0: a free one")
+    parser.add_argument("--target", required=True, metavar="HOST:PORT", help="the target service")
+    parser.add_argument("--draft", metavar="HOST:PORT", help="the draft service; without one nothing is drafted")
+    tokenizer = parser.add_mutually_exclusive_group(required=True)
+    tokenizer.add_argument("--model", metavar="NAME|PATH", help="whose tokenizer to use: the target's model")
+    tokenizer.add_argument("--toy-vocab", type=_at_least(2), metavar="N", help="the built-in vocabulary of N ids")
+    parser.add_argument("--num-draft-tokens", type=_at_least(0), default=4, metavar="K", help="most drafts a round")
+    parser.add_argument("--draft-timeout", type=_seconds, default=5.0, metavar="S", help="longest wait for drafts")
+    parser.add_argument("--target-timeout", type=_seconds, default=60.0, metavar="S", help="before asking again")
+    parser.add_argument(
+        "--reconnect-timeout", type=_seconds, default=10.0, metavar="S", help="longest wait for a lost target"
+    )
+    parser.add_argument(
+        "--connect-timeout", type=_seconds, default=30.0, metavar="S", help="longest wait for the services at start"
+    )
+    parser.add_argument("--max-requests", type=_at_least(1), default=256, metavar="N", help="most running requests")
+    parser.add_argument("--ready-file", type=Path, metavar="PATH", help="written with the address once serving")
+    parser.add_argument("--insecure", action="store_true", help="accept a non-loopback address in clear text")
+    parser.add_argument("--grace", type=_seconds, default=5.0, metavar="S", help="for running requests at the end")
+    parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    return parser
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text} is not a time in seconds above 0 and below 1e6")
+    return value
+
+
+def _at_least(limit: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < limit:
+            raise argparse.ArgumentTypeError(f"{text} is less than {limit}")
+        return value
+
+    return parse
+
+
+if __name__ == "__main__":
+    sys.exit(main())

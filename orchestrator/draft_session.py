@@ -1,0 +1,172 @@
+"""One request's session at the draft service. It can only save time, so nothing that happens to it is an error.
+
+Whatever goes wrong, the round is answered with an empty proposal at once or after `timeout_s`, and counted as a
+fallback. Rounds never wait twice for the same trouble: while an answer is late, or a session is being opened
+again, they go on without drafts.
+"""
+
+import asyncio
+import time
+from typing import NoReturn
+
+from orchestrator.replica_link import LinkLostError
+from orchestrator.sequence import Sequence
+from orchestrator.session_handle import SessionHandle, answer_of
+from tandem import codec
+from tandem.draft.v1 import draft_pb2
+from tandem.types import ErrorCode, ItemError, Proposal
+
+_EMPTY = Proposal()
+_MAX_SKIPPED_ROUNDS = 64  # after several failures in a row
+_FINAL_CODES = {ErrorCode.INVALID_ARGUMENT, ErrorCode.UNIMPLEMENTED}  # asking again would change nothing
+
+
+class NoDrafts:
+    """The `Drafter` of a request that does not speculate: no traffic, no figures."""
+
+    async def propose(self, sequence: Sequence) -> Proposal:  # noqa: ARG002 - the protocol's
+        return _EMPTY
+
+    def close(self, sequence: Sequence) -> None:
+        """There is nothing to free."""
+
+
+class _NoProposalError(Exception):
+    """This round goes without drafts; nothing new happened."""
+
+
+class DraftSession:
+    """The `Drafter` of one request."""
+
+    def __init__(
+        self,
+        handle: SessionHandle[draft_pb2.ProposeItem, draft_pb2.ProposeResult],
+        timeout_s: float,
+        vocab_size: int,
+    ) -> None:
+        """`timeout_s`: longest wait of a round; `vocab_size`: drafts must be below it."""
+        self._handle = handle
+        self._timeout_s = timeout_s
+        self._vocab_size = vocab_size
+        self._known_len = 0  # tokens the service surely has
+        self._opening: asyncio.Future[draft_pb2.ProposeResult] | None = None  # until its answer was read
+        self._late: asyncio.Future[draft_pb2.ProposeResult] | None = None  # a step's answer not waited for any more
+        self._late_until = 0.0  # on the monotonic clock: when it counts as lost
+        self._num_failures = 0  # in a row
+        self._num_rounds_to_skip = 0
+        self._has_given_up = False
+
+    async def propose(self, sequence: Sequence) -> Proposal:
+        """At most `sequence.num_draft_tokens()` drafts; empty, and counted, when the service fails or is late."""
+        num_wanted = sequence.num_draft_tokens()
+        if num_wanted == 0:
+            return _EMPTY
+        started = time.monotonic()
+        try:
+            proposal = await self._propose(sequence, num_wanted)
+        except (_NoProposalError, TimeoutError, LinkLostError, ItemError) as error:
+            sequence.stats.num_fallback_rounds += 1
+            self._note(error)
+            return _EMPTY
+        finally:
+            sequence.stats.draft_wait_s += time.monotonic() - started
+        self._num_failures = 0
+        return proposal
+
+    def close(self, sequence: Sequence) -> None:
+        """Free the session."""
+        self._handle.close(sequence)
+
+    async def _propose(self, sequence: Sequence, num_wanted: int) -> Proposal:
+        self._check_ready()
+        if self._handle.needs_open:
+            if self._handle.link.load.draining:
+                raise _NoProposalError
+            is_first = self._handle.epoch == 0
+            self._opening = self._handle.open(sequence)
+            self._known_len = len(sequence.tokens)
+            if not is_first:  # opens again in the background of the next rounds
+                raise _NoProposalError
+        future = self._handle.request(self._step_item(sequence, num_wanted))
+        try:
+            result = await answer_of(
+                future, self._handle.deadline.remaining_s(self._timeout_s), "draft", "proposal"
+            )
+        except TimeoutError:
+            self._late, self._late_until = future, time.monotonic() + self._timeout_s
+            raise
+        except ItemError as error:
+            self._raise_cause(error)
+        self._opening = None
+        self._known_len = len(sequence.tokens)
+        return self._checked(codec.proposal_from_proto(result.proposal), num_wanted)
+
+    def _check_ready(self) -> None:
+        """_NoProposalError while there is a reason not to ask; LinkLostError or ItemError for news of one."""
+        if self._has_given_up or not self._handle.link.is_up:
+            raise _NoProposalError
+        if self._num_rounds_to_skip > 0:
+            self._num_rounds_to_skip -= 1
+            raise _NoProposalError
+        if self._handle.epoch > 1 and self._opening is not None and not self._handle.needs_open:
+            if not self._opening.done():
+                raise _NoProposalError
+            self._read(self._opening, "opened")
+            self._opening = None
+        if self._late is not None:
+            late = self._late
+            if not late.done() and time.monotonic() < self._late_until:
+                raise _NoProposalError
+            self._late = None
+            if not late.done():
+                raise ItemError(ErrorCode.UNKNOWN_SESSION, "the answer never came")
+            self._read(late, "proposal")
+
+    def _read(self, future: "asyncio.Future[draft_pb2.ProposeResult]", wanted: str) -> None:
+        """Raise what a finished answer has to say against going on."""
+        result = future.result()
+        if result.WhichOneof("outcome") == "error":
+            raise codec.error_from_proto(result.error)
+        if result.WhichOneof("outcome") != wanted:
+            raise ItemError(ErrorCode.INTERNAL, f"the draft service did not answer {wanted}")
+
+    def _raise_cause(self, error: ItemError) -> NoReturn:
+        """Raise why the session is unknown, when an open that failed says so; else the error itself."""
+        if error.code is ErrorCode.UNKNOWN_SESSION and self._opening is not None and self._opening.done():
+            opening, self._opening = self._opening, None
+            self._read(opening, "opened")
+        raise error
+
+    def _step_item(self, sequence: Sequence, num_wanted: int) -> draft_pb2.ProposeItem:
+        item = self._handle.step_item(sequence)
+        item.propose.tail_start = self._known_len
+        item.propose.committed_token_ids.extend(sequence.tokens.token_ids[self._known_len :])
+        info = self._handle.link.info
+        limit = info.model.max_draft_tokens if info is not None else 0
+        item.propose.num_draft_tokens = min(num_wanted, limit) if limit else num_wanted
+        return item
+
+    def _checked(self, proposal: Proposal, num_wanted: int) -> Proposal:
+        """The proposal, if the target may see it; ItemError INTERNAL for one no correct draft service makes."""
+        num_drafts = len(proposal.draft_token_ids)
+        if num_drafts > num_wanted:
+            raise ItemError(ErrorCode.INTERNAL, f"{num_drafts} drafts where at most {num_wanted} were wanted")
+        for token_id in proposal.draft_token_ids:
+            if not 0 <= token_id < self._vocab_size:
+                raise ItemError(
+                    ErrorCode.INTERNAL, f"draft token id {token_id} is outside 0..{self._vocab_size - 1}"
+                )
+        return proposal
+
+    def _note(self, error: Exception) -> None:
+        """Decide when, if ever, to ask or to open the session again."""
+        if isinstance(error, _NoProposalError):
+            return
+        self._num_rounds_to_skip = min(2**self._num_failures - 1, _MAX_SKIPPED_ROUNDS)
+        self._num_failures = min(self._num_failures + 1, 16)
+        if isinstance(error, TimeoutError):
+            return
+        self._opening = self._late = None
+        if isinstance(error, ItemError):
+            self._has_given_up = error.code in _FINAL_CODES
+        self._handle.mark_lost()

@@ -1,0 +1,70 @@
+"""What differs between the two kinds of replica, so that one link serves both: stubs and message types."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+from tandem import codec
+from tandem.draft.v1 import draft_pb2, draft_pb2_grpc
+from tandem.target.v1 import target_pb2, target_pb2_grpc
+from tandem.types import DraftProbsTransport, Load, ModelInfo
+
+ItemT = TypeVar("ItemT", target_pb2.VerifyItem, draft_pb2.ProposeItem)
+ResultT = TypeVar("ResultT", target_pb2.VerifyResult, draft_pb2.ProposeResult)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaInfo:
+    """What a replica said of itself at the last connect."""
+
+    model: ModelInfo
+    load: Load
+    proposer: str = ""
+    transports: frozenset[DraftProbsTransport] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaApi(Generic[ItemT, ResultT]):
+    """One kind of replica: how to ask it, open its stream, make an item, and batch items into a message."""
+
+    role: str  # as errors and logs call it
+    get_info: Callable[[grpc.aio.Channel, float], Awaitable[ReplicaInfo]]  # (channel, timeout in seconds)
+    open_stream: Callable[[grpc.aio.Channel], Any]  # the stub's call; its request type is `pack`'s
+    new_item: Callable[[], ItemT]
+    pack: Callable[[Sequence[ItemT]], Any]
+
+
+async def _target_info(channel: grpc.aio.Channel, timeout_s: float) -> ReplicaInfo:
+    stub = target_pb2_grpc.TargetServiceStub(channel)
+    answer = await stub.GetInfo(target_pb2.GetInfoRequest(), timeout=timeout_s)
+    return ReplicaInfo(codec.model_info_from_proto(answer.model), codec.load_from_proto(answer.load))
+
+
+async def _draft_info(channel: grpc.aio.Channel, timeout_s: float) -> ReplicaInfo:
+    stub = draft_pb2_grpc.DraftServiceStub(channel)
+    answer = await stub.GetInfo(draft_pb2.GetInfoRequest(), timeout=timeout_s)
+    known = (number for number in answer.transports if number in codec.KNOWN_TRANSPORTS)
+    return ReplicaInfo(
+        codec.model_info_from_proto(answer.model),
+        codec.load_from_proto(answer.load),
+        answer.proposer,
+        frozenset(codec.transport_from_proto(number) for number in known),
+    )
+
+
+TARGET_API: ReplicaApi[target_pb2.VerifyItem, target_pb2.VerifyResult] = ReplicaApi(
+    role="target",
+    get_info=_target_info,
+    open_stream=lambda channel: target_pb2_grpc.TargetServiceStub(channel).Verify(),
+    new_item=target_pb2.VerifyItem,
+    pack=lambda items: target_pb2.VerifyRequest(items=items),
+)
+DRAFT_API: ReplicaApi[draft_pb2.ProposeItem, draft_pb2.ProposeResult] = ReplicaApi(
+    role="draft",
+    get_info=_draft_info,
+    open_stream=lambda channel: draft_pb2_grpc.DraftServiceStub(channel).Propose(),
+    new_item=draft_pb2.ProposeItem,
+    pack=lambda items: draft_pb2.ProposeRequest(items=items),
+)

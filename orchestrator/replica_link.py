@@ -1,0 +1,239 @@
+"""The orchestrator's half of a multiplexed stream: many sessions' items out in batches, each answer to its waiter.
+
+One task owns the connection: handshake, stream, reading, and connecting again when the stream is lost. A second
+one, while a stream lives, is the only one that writes. Reads and writes are never cancelled or timed out, since
+that would end the stream for every session; whoever waits for an answer limits the wait on the future.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic
+
+import grpc
+
+from orchestrator.replica_api import ItemT, ReplicaApi, ReplicaInfo, ResultT
+from tandem import codec
+from tandem.serving.channels import open_channel
+from tandem.types import Load
+
+_log = logging.getLogger(__name__)
+
+MAX_ITEMS_PER_MESSAGE = 256
+MAX_MESSAGE_BYTES = 1024 * 1024  # of more than one item; larger messages are slower than two
+_HANDSHAKE_TIMEOUT_S = 5.0
+_CLOSE_TIMEOUT_S = 2.0
+
+AnswerKey = tuple[int, int, int]  # session id, epoch, round; round 0 is the open, so this names the kind as well
+
+
+class LinkLostError(Exception):
+    """There is no stream to the replica, or it was lost with the answer; the message names the replica."""
+
+
+class HandshakeError(Exception):
+    """A replica that must not be used; the message names both sides of the mismatch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Waits between connection attempts: doubled each time up to a limit, times a random 0.5 .. 1.5."""
+
+    first_s: float = 0.1
+    limit_s: float = 3.0
+
+    def wait_s(self, num_failures: int) -> float:
+        """Seconds to wait after that many failures in a row (at least one)."""
+        longest = min(self.first_s * 2.0 ** min(num_failures - 1, 16), self.limit_s)
+        return longest * random.uniform(0.5, 1.5)
+
+
+class ReplicaLink(Generic[ItemT, ResultT]):
+    """A lasting link to one replica. Use on one event loop, between `start` and `close`.
+
+    Every new stream has a new `generation`: sessions opened under an older one are gone.
+    """
+
+    def __init__(
+        self,
+        api: ReplicaApi[ItemT, ResultT],
+        address: str,
+        check: Callable[[ReplicaInfo], None] = lambda _: None,
+        backoff: Backoff | None = None,
+    ) -> None:
+        """`check` raises HandshakeError for a replica that must not be used; it is asked at every connect."""
+        self.api: ReplicaApi[ItemT, ResultT] = api
+        self.address = address
+        self.generation = 0
+        self.info: ReplicaInfo | None = None  # of the last handshake
+        self.load = Load()
+        self.num_dropped_results = 0  # answers nobody waits for: late, repeated or unknown
+        self._check = check
+        self._backoff = backoff or Backoff()
+        self._waiting: dict[AnswerKey, asyncio.Future[ResultT]] = {}
+        self._outgoing: list[ItemT] = []
+        self._wake = asyncio.Event()
+        self._up = asyncio.Event()
+        self._checked = asyncio.Event()  # up, or refused by the check
+        self._refusal: HandshakeError | None = None
+        self._failure = "not connected yet"
+        self._is_closing = False
+        self._task: asyncio.Task[None] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.api.role} service at {self.address}"
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a stream now."""
+        return self._up.is_set()
+
+    def start(self) -> None:
+        """Connect, and stay connected, in the background."""
+        self._task = asyncio.create_task(self._stay_connected(), name=f"link to the {self}")
+
+    async def wait_checked(self, timeout_s: float) -> None:
+        """Return once connected; HandshakeError if the check refuses, LinkLostError after the timeout."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._checked.wait(), timeout_s)
+        if self._refusal is not None:
+            raise self._refusal
+        if not self.is_up:
+            raise LinkLostError(f"{self} is not reachable: {self._failure}")
+
+    async def wait_up(self, timeout_s: float) -> None:
+        """Return once there is a stream; LinkLostError after the timeout."""
+        try:
+            await asyncio.wait_for(self._up.wait(), timeout_s)
+        except TimeoutError:
+            raise LinkLostError(f"{self} is not reachable: {self._failure}") from None
+
+    def request(self, item: ItemT) -> "asyncio.Future[ResultT]":
+        """Send an item; the future of its answer, which fails with LinkLostError. LinkLostError without a stream.
+
+        Wait for it with `asyncio.wait`, never by cancelling it, and `forget` it when its answer is not wanted.
+        """
+        self.send(item)
+        future: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
+        self._waiting[_key(item.stamp)] = future
+        return future
+
+    def send(self, item: ItemT) -> None:
+        """Send an item without waiting for its answer: a repeat, or a close. LinkLostError without a stream."""
+        if not self.is_up:
+            raise LinkLostError(f"{self} is not reachable: {self._failure}")
+        self._outgoing.append(item)
+        self._wake.set()
+
+    def forget(self, key: AnswerKey) -> None:
+        """An answer that may still come is not wanted any more."""
+        future = self._waiting.pop(key, None)
+        if future is not None:
+            future.cancel()
+
+    async def close(self) -> None:
+        """Write what is queued, end the stream, and stop."""
+        self._is_closing = True
+        self._wake.set()
+        if self._task is None:
+            return
+        if self.is_up:
+            await asyncio.wait([self._task], timeout=_CLOSE_TIMEOUT_S)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _stay_connected(self) -> None:
+        num_failures = 0
+        async with open_channel(self.address) as channel:
+            while not self._is_closing:
+                generation = self.generation
+                self._failure = await self._connect(channel)
+                num_failures = 1 if self.generation > generation else num_failures + 1
+                if not self._is_closing:
+                    _log.warning("%s: %s", self, self._failure)
+                    await asyncio.sleep(self._backoff.wait_s(num_failures))
+
+    async def _connect(self, channel: grpc.aio.Channel) -> str:
+        """Hand-shake and serve one stream until it ends; why it ended."""
+        try:
+            info = await self.api.get_info(channel, _HANDSHAKE_TIMEOUT_S)
+            self._check(info)
+            await self._serve(self.api.open_stream(channel), info)
+        except HandshakeError as error:
+            self._refusal = error
+            self._checked.set()
+            return str(error)
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name}: {error.details()}"
+        except Exception:  # noqa: BLE001 - whatever an answer did to us, the link must be made again
+            _log.exception("%s: unexpected error", self)
+            return "an unexpected error, see the log"
+        return "the stream was ended by the other side"
+
+    async def _serve(self, call: Any, info: ReplicaInfo) -> None:
+        self.info, self.load, self._refusal = info, info.load, None
+        self.generation += 1
+        self._up.set()
+        self._checked.set()
+        writer = asyncio.create_task(self._write(call), name=f"writer to the {self}")
+        try:
+            await self._read(call)
+        finally:
+            self._up.clear()
+            self._checked.clear()
+            self._outgoing.clear()
+            call.cancel()
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+            self._fail_waiting()
+
+    async def _read(self, call: Any) -> None:
+        """Hand out answers until the other side ends the stream."""
+        while (response := await call.read()) is not grpc.aio.EOF:
+            if response is None:  # bytes that are not a message; grpc has logged them
+                continue
+            self.load = codec.load_from_proto(response.load)
+            for result in response.results:
+                future = self._waiting.pop(_key(result.stamp), None)
+                if future is not None and not future.done():
+                    future.set_result(result)
+                elif result.WhichOneof("outcome") != "closed":
+                    self.num_dropped_results += 1
+
+    async def _write(self, call: Any) -> None:
+        """Write whatever has gathered, as one message if it fits, whenever there is something."""
+        with contextlib.suppress(grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):  # the reader tells
+            while True:
+                await self._wake.wait()
+                await asyncio.sleep(0)  # let every session that is ready in this turn of the loop join the message
+                self._wake.clear()
+                while self._outgoing:
+                    await call.write(self.api.pack(self._next_batch()))
+                if self._is_closing:
+                    await call.done_writing()
+                    return
+
+    def _next_batch(self) -> list[ItemT]:
+        """The first items that fit one message, at least one."""
+        count, num_bytes = 0, 0
+        for item in self._outgoing[:MAX_ITEMS_PER_MESSAGE]:
+            num_bytes += item.ByteSize()
+            if count and num_bytes > MAX_MESSAGE_BYTES:
+                break
+            count += 1
+        batch, self._outgoing = self._outgoing[:count], self._outgoing[count:]
+        return batch
+
+    def _fail_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(LinkLostError(f"the stream to the {self} was lost"))
+                future.exception()  # whoever waited may be gone
+
+
+def _key(stamp: Any) -> AnswerKey:
+    return stamp.session_id, stamp.epoch, stamp.round

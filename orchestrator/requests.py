@@ -1,0 +1,143 @@
+"""An application's request, checked and completed before anything is scheduled for it."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import grpc
+
+from tandem import codec
+from tandem.chat_template import ChatTemplateError
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.serving.errors import ServiceError
+from tandem.types import DraftProbsTransport, ItemError, SessionSpec, VerificationPolicy
+from tandem.validation import (
+    MAX_REQUEST_ID_CHARS,
+    InvalidArgumentError,
+    check_range,
+    check_session,
+    check_stops,
+)
+from tandem.vocabulary import Vocabulary, VocabularyError
+
+DEFAULT_MAX_TOKENS = 256
+_TRANSPORTS: Mapping[VerificationPolicy, DraftProbsTransport] = MappingProxyType(
+    {
+        VerificationPolicy.GREEDY: DraftProbsTransport.ONE_HOT,
+        VerificationPolicy.COUPLED: DraftProbsTransport.COUPLED,
+        VerificationPolicy.REJECTION: DraftProbsTransport.SPARSE,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What can be served now; the limits that requests are checked against."""
+
+    vocabulary: Vocabulary
+    vocab_size: int  # ids the target knows, padding included
+    max_context: int  # most tokens of a sequence
+    num_draft_tokens: int  # a round's drafts unless the request says otherwise; 0: no speculation
+    max_draft_tokens: int  # most a request may ask for
+    draft_transports: frozenset[DraftProbsTransport]  # how the draft service can send q
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRequest:
+    """A request that can be served as it is; every default is filled in."""
+
+    request_id: str
+    spec: SessionSpec  # with the prompt, and a seed
+    stops: tuple[str, ...]
+    include_stop: bool
+    num_draft_tokens: int  # most drafts a round; 0: no draft traffic
+
+
+def check_request(request: pb.GenerateRequest, offer: Offer) -> CheckedRequest:
+    """The request with its defaults. Tokenises, so it may take a while: not for the event loop.
+
+    Raises InvalidArgumentError naming field and limit, ServiceError UNIMPLEMENTED for a reserved policy.
+    """
+    if len(request.request_id) > MAX_REQUEST_ID_CHARS:
+        raise InvalidArgumentError(
+            "request_id", f"{len(request.request_id)} characters are more than the limit of {MAX_REQUEST_ID_CHARS}"
+        )
+    check_stops(request.stopping.stop)
+    num_draft_tokens = _num_draft_tokens(request.speculation, offer)
+    spec = _session_spec(request, _prompt(request, offer), offer)
+    check_session(spec, offer.vocab_size, offer.max_context)
+    return CheckedRequest(
+        request_id=request.request_id or f"req-{secrets.token_hex(8)}",
+        spec=spec,
+        stops=tuple(request.stopping.stop),
+        include_stop=request.stopping.include_stop_in_output,
+        num_draft_tokens=num_draft_tokens,
+    )
+
+
+def _prompt(request: pb.GenerateRequest, offer: Offer) -> tuple[int, ...]:
+    """The prompt's token ids, at least one, leaving room for one more in the context."""
+    kind = request.WhichOneof("prompt")
+    try:
+        if kind == "text":
+            token_ids = offer.vocabulary.encode(request.text) if request.text else []
+        elif kind == "chat":
+            messages = [{"role": turn.role, "content": turn.content} for turn in request.chat.messages]
+            token_ids = offer.vocabulary.encode_chat(messages)
+        elif kind == "tokens":
+            token_ids = list(request.tokens.ids)
+        else:
+            raise InvalidArgumentError("prompt", "is missing; set one of text, tokens, chat")
+    except (VocabularyError, ChatTemplateError) as error:
+        raise InvalidArgumentError(kind or "prompt", str(error)) from error
+    if not token_ids:
+        raise InvalidArgumentError(kind, "the prompt is empty; it needs at least 1 token")
+    if len(token_ids) >= offer.max_context:
+        raise InvalidArgumentError(
+            kind,
+            f"the prompt of {len(token_ids)} tokens leaves no room in the context of {offer.max_context} tokens; "
+            f"the limit is {offer.max_context - 1}",
+        )
+    return tuple(token_ids)
+
+
+def _session_spec(request: pb.GenerateRequest, prompt: tuple[int, ...], offer: Offer) -> SessionSpec:
+    stopping = request.stopping
+    sampling = codec.sampling_from_proto(request.sampling)
+    if sampling.seed is None:
+        sampling = replace(sampling, seed=secrets.randbits(64))
+    try:
+        policy = sampling.choose_policy(codec.policy_from_proto(request.speculation.verification_policy))
+    except ItemError as error:
+        raise ServiceError(grpc.StatusCode.UNIMPLEMENTED, f"speculation.{error.message}") from error
+    room = offer.max_context - len(prompt)
+    has_max_tokens = stopping.HasField("max_tokens")
+    return SessionSpec(
+        token_ids=prompt,
+        prompt_len=len(prompt),
+        sampling=sampling,
+        max_tokens=stopping.max_tokens if has_max_tokens else min(DEFAULT_MAX_TOKENS, room),
+        min_tokens=stopping.min_tokens,
+        stop_token_ids=frozenset(stopping.stop_token_ids),
+        eos_token_ids=frozenset() if stopping.ignore_eos else frozenset(offer.vocabulary.eos_token_ids),
+        verification_policy=policy,
+        draft_probs_transport=_transport(policy, offer),
+    )
+
+
+def _transport(policy: VerificationPolicy, offer: Offer) -> DraftProbsTransport:
+    """How q travels under this policy: what suits it if the draft service offers that, else one-hot drafts."""
+    wanted = _TRANSPORTS[policy]
+    return wanted if wanted in offer.draft_transports else DraftProbsTransport.ONE_HOT
+
+
+def _num_draft_tokens(options: pb.SpeculationOptions, offer: Offer) -> int:
+    """Most drafts a round: 0 when the request or the server does without."""
+    if options.HasField("num_draft_tokens"):
+        check_range("speculation.num_draft_tokens", options.num_draft_tokens, 0, offer.max_draft_tokens)
+    if options.HasField("enabled") and not options.enabled:
+        return 0
+    if options.HasField("num_draft_tokens"):
+        return options.num_draft_tokens
+    return min(offer.num_draft_tokens, offer.max_draft_tokens)

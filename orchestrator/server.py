@@ -1,0 +1,211 @@
+"""The service applications call: from a request to a stream of rounds."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import grpc
+
+from orchestrator import speculative_loop
+from orchestrator.draft_session import DraftSession, NoDrafts
+from orchestrator.replica_link import LinkLostError, ReplicaLink
+from orchestrator.requests import CheckedRequest, Offer, check_request
+from orchestrator.sequence import BadVerdictError, RoundOutput, Sequence
+from orchestrator.session_handle import Deadline, SessionHandle
+from orchestrator.target_session import TargetPatience, TargetSession
+from orchestrator.text_stream import TextStream
+from tandem import codec
+from tandem.draft.v1 import draft_pb2
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.serving.errors import ServiceError
+from tandem.target.v1 import target_pb2
+from tandem.types import SessionId
+from tandem.vocabulary import Vocabulary
+
+_log = logging.getLogger(__name__)
+
+SERVICE_NAME = "tandem.orchestrator.v1.OrchestratorService"
+UNLIMITED_CONTEXT = 2**31 - 1  # of a target that names no limit
+
+TargetLink: TypeAlias = ReplicaLink[target_pb2.VerifyItem, target_pb2.VerifyResult]
+DraftLink: TypeAlias = ReplicaLink[draft_pb2.ProposeItem, draft_pb2.ProposeResult]
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class OrchestratorSettings:
+    """What the operator chose."""
+
+    num_draft_tokens: int = 4  # of a round, unless the request says otherwise
+    draft_timeout_s: float = 5.0
+    max_requests: int = 256
+    target_patience: TargetPatience = field(default_factory=TargetPatience)
+
+
+class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
+    """Serves applications over one link to a target replica and, if there is one, one to a draft replica."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, target: TargetLink, draft: DraftLink | None, settings: OrchestratorSettings
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._target = target
+        self._draft = draft
+        self._settings = settings
+        self._num_running = 0
+
+    async def Generate(  # noqa: N802 - the proto's name
+        self, request: pb.GenerateRequest, context: _Context
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """Started, a chunk a round, complete; errors are statuses."""
+        arrived_at = time.monotonic()
+        with self._admitted():
+            deadline = Deadline(context.time_remaining())
+            if deadline.is_over:
+                raise ServiceError(
+                    grpc.StatusCode.DEADLINE_EXCEEDED, "the request's deadline had passed on arrival"
+                )
+            offer = await self._offer(deadline)
+            checked = await asyncio.to_thread(check_request, request, offer)
+            sequence = self._sequence(checked, offer, arrived_at)
+            yield self._started(checked)
+            rounds = speculative_loop.generate(sequence, *self._sessions(checked, offer, deadline, context))
+            try:
+                async with aclosing(rounds):
+                    async for output in rounds:
+                        yield _chunk(output)
+            except BadVerdictError as error:
+                _log.error(
+                    "request %r: the %s sent a verdict that cannot be: %s", checked.request_id, self._target, error
+                )
+                raise ServiceError(grpc.StatusCode.INTERNAL, "internal error") from error
+            except ServiceError as error:
+                _log.warning("request %r: %s: %s", checked.request_id, error.code.name, error)
+                raise
+            yield _complete(sequence)
+
+    async def GetInfo(self, request: pb.GetInfoRequest, context: _Context) -> pb.GetInfoResponse:  # noqa: N802, ARG002
+        """What both replicas said at the last connect, and their newest loads."""
+        answer = pb.GetInfoResponse(num_running_requests=self._num_running)
+        if self._target.info is not None:
+            answer.target.CopyFrom(codec.model_info_to_proto(self._target.info.model))
+            answer.target_load.CopyFrom(codec.load_to_proto(self._target.load))
+        if self._draft is not None and self._draft.info is not None:
+            answer.draft.CopyFrom(codec.model_info_to_proto(self._draft.info.model))
+            answer.draft_load.CopyFrom(codec.load_to_proto(self._draft.load))
+            answer.proposer = self._draft.info.proposer
+        return answer
+
+    @contextlib.contextmanager
+    def _admitted(self) -> Iterator[None]:
+        """A place among the running requests; ServiceError RESOURCE_EXHAUSTED when all are taken."""
+        if self._num_running >= self._settings.max_requests:
+            raise ServiceError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"all {self._settings.max_requests} places for running requests are taken; try again later",
+            )
+        self._num_running += 1
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+
+    async def _offer(self, deadline: Deadline) -> Offer:
+        """What can be served now. Without a target to ask, ServiceError UNAVAILABLE after a while."""
+        try:
+            await self._target.wait_up(deadline.remaining_s(self._settings.target_patience.reconnect_s))
+        except LinkLostError as error:
+            raise ServiceError(grpc.StatusCode.UNAVAILABLE, str(error)) from error
+        if self._target.load.draining:
+            raise ServiceError(grpc.StatusCode.UNAVAILABLE, f"{self._target} is shutting down; try again later")
+        assert self._target.info is not None  # a link that was up has it
+        model = self._target.info.model
+        draft_info = self._draft.info if self._draft is not None else None
+        return Offer(
+            vocabulary=self._vocabulary,
+            vocab_size=model.vocab_size or self._vocabulary.vocab_size,
+            max_context=model.max_context or UNLIMITED_CONTEXT,
+            num_draft_tokens=self._settings.num_draft_tokens,
+            max_draft_tokens=model.max_draft_tokens,
+            draft_transports=draft_info.transports if draft_info is not None else frozenset(),
+        )
+
+    def _sequence(self, checked: CheckedRequest, offer: Offer, started_at: float) -> Sequence:
+        text = TextStream(self._vocabulary, checked.stops, checked.include_stop)
+        return Sequence(
+            checked.spec,
+            text,
+            num_draft_tokens=checked.num_draft_tokens if self._draft is not None else 0,
+            vocab_size=offer.vocab_size,
+            started_at=started_at,
+        )
+
+    def _sessions(
+        self, checked: CheckedRequest, offer: Offer, deadline: Deadline, context: _Context
+    ) -> tuple[DraftSession | NoDrafts, TargetSession]:
+        """The request's two sessions; they share an id."""
+        session_id = SessionId(secrets.randbits(63))
+        traceparent = _traceparent(context)
+        target = TargetSession(
+            SessionHandle(self._target, session_id, deadline, traceparent), self._settings.target_patience
+        )
+        if self._draft is None or checked.num_draft_tokens == 0:
+            return NoDrafts(), target
+        handle = SessionHandle(self._draft, session_id, deadline, traceparent)
+        return DraftSession(handle, self._settings.draft_timeout_s, offer.vocab_size), target
+
+    def _started(self, checked: CheckedRequest) -> pb.GenerateResponse:
+        spec = checked.spec
+        assert self._target.info is not None
+        started = pb.GenerateStarted(
+            request_id=checked.request_id,
+            num_prompt_tokens=spec.prompt_len,
+            seed=spec.sampling.seed or 0,
+            verification_policy=codec.policy_to_proto(spec.verification_policy),
+            model_id=self._target.info.model.model_id,
+        )
+        return pb.GenerateResponse(started=started)
+
+
+def _traceparent(context: _Context) -> str:
+    """The caller's W3C trace context, if it sent one."""
+    for key, value in context.invocation_metadata() or ():
+        if key == "traceparent" and isinstance(value, str):
+            return value
+    return ""
+
+
+def _chunk(output: RoundOutput) -> pb.GenerateResponse:
+    chunk = pb.GenerateChunk(
+        text=output.text,
+        token_ids=output.token_ids,
+        num_draft_tokens=output.num_draft_tokens,
+        num_accepted=output.num_accepted,
+    )
+    return pb.GenerateResponse(chunk=chunk)
+
+
+def _complete(sequence: Sequence) -> pb.GenerateResponse:
+    usage = pb.Usage(
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        num_completion_tokens=sequence.num_completion_tokens,
+        time_to_first_token_us=round(sequence.time_to_first_token_s * 1e6),
+        generation_us=round(sequence.generation_s * 1e6),
+    )
+    complete = pb.GenerateComplete(
+        finish_reason=codec.finish_reason_to_proto(sequence.finish_reason),
+        usage=usage,
+        speculation=sequence.stats.to_proto(),
+    )
+    if sequence.matched_token_id is not None:
+        complete.matched_token_id = sequence.matched_token_id
+    elif sequence.matched_stop_string is not None:
+        complete.matched_stop_string = sequence.matched_stop_string
+    return pb.GenerateResponse(complete=complete)

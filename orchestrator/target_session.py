@@ -1,0 +1,137 @@
+"""One request's session at the target: verdicts, whatever happens to the stream or the session in between.
+
+A verdict is a function of the committed tokens, the proposal and the request's seed. So a session that was lost
+is opened again with the committed tokens, the round is asked again, and the answer is the one that was lost.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import grpc
+
+from orchestrator.replica_link import LinkLostError
+from orchestrator.sequence import Sequence
+from orchestrator.session_handle import SessionHandle, answer_of
+from tandem import codec
+from tandem.serving.errors import ServiceError
+from tandem.target.v1 import target_pb2
+from tandem.types import ErrorCode, ItemError, Proposal, Verdict
+
+_MAX_TRIES = 6  # of one round, re-opens and repeats together
+_REOPEN_CODES = {ErrorCode.UNKNOWN_SESSION, ErrorCode.PREFIX_MISMATCH}
+_REFUSAL_CODES = {ErrorCode.INVALID_ARGUMENT, ErrorCode.UNIMPLEMENTED}
+_STATUSES = {
+    ErrorCode.NO_CAPACITY: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorCode.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorCode.UNIMPLEMENTED: grpc.StatusCode.UNIMPLEMENTED,
+    ErrorCode.DEADLINE_EXCEEDED: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPatience:
+    """How long a request waits for the target."""
+
+    answer_s: float = 60.0  # before the same item is sent again
+    reconnect_s: float = 10.0  # for a lost stream to come back
+
+
+class TargetSession:
+    """The `Verifier` of one request."""
+
+    def __init__(
+        self,
+        handle: SessionHandle[target_pb2.VerifyItem, target_pb2.VerifyResult],
+        patience: TargetPatience,
+    ) -> None:
+        self._handle = handle
+        self._patience = patience
+        self._opening: asyncio.Future[target_pb2.VerifyResult] | None = None  # until a verdict shows that it worked
+
+    def open(self, sequence: Sequence) -> None:
+        """Let the target begin with the prompt. Without a stream nothing happens: `verify` opens as well."""
+        if self._handle.link.is_up:
+            self._opening = self._handle.open(sequence)
+
+    async def verify(self, sequence: Sequence, proposal: Proposal) -> Verdict:
+        """The verdict about the current round.
+
+        A proposal the target refuses is dropped and the round becomes plain decoding, counted as a fallback.
+        ServiceError when the target refuses the request, has no room, cannot be reached, or time is up.
+        """
+        started = time.monotonic()
+        try:
+            for _ in range(_MAX_TRIES):
+                try:
+                    return await self._try(sequence, proposal)
+                except (LinkLostError, TimeoutError):
+                    continue
+                except ItemError as error:
+                    if error.code in _REOPEN_CODES:
+                        self._handle.mark_lost()
+                    elif error.code in _REFUSAL_CODES and proposal.draft_token_ids:
+                        proposal = Proposal()
+                        sequence.skip_round()
+                        sequence.stats.num_fallback_rounds += 1
+                    else:
+                        raise _service_error(error) from error
+        finally:
+            sequence.stats.verify_wait_s += time.monotonic() - started
+        self._check_time()
+        raise ServiceError(
+            grpc.StatusCode.UNAVAILABLE, f"{self._handle.link}: no verdict after {_MAX_TRIES} tries of one round"
+        )
+
+    def close(self, sequence: Sequence) -> None:
+        """Free the session."""
+        self._handle.close(sequence)
+
+    async def _try(self, sequence: Sequence, proposal: Proposal) -> Verdict:
+        """Open if needed, ask once, wait once."""
+        self._check_time()
+        if self._handle.needs_open:
+            await self._wait_for_link()
+            self._opening = self._handle.open(sequence)
+        item = self._handle.step_item(sequence)
+        item.verify.proposal.CopyFrom(codec.proposal_to_proto(proposal))
+        future = self._handle.request(item)
+        try:
+            result = await answer_of(future, self._limit_s(), "target", "verdict")
+        except ItemError as error:
+            if error.code is ErrorCode.UNKNOWN_SESSION:
+                await self._check_opening()
+            raise
+        self._opening = None
+        return codec.verdict_from_proto(result.verdict)
+
+    async def _check_opening(self) -> None:
+        """ServiceError if the session is unknown because the target refused to open it."""
+        opening, self._opening = self._opening, None
+        if opening is None:
+            return
+        try:
+            await answer_of(opening, self._limit_s(), "target", "opened")
+        except ItemError as error:
+            raise _service_error(error) from error
+
+    async def _wait_for_link(self) -> None:
+        try:
+            await self._handle.link.wait_up(self._handle.deadline.remaining_s(self._patience.reconnect_s))
+        except LinkLostError as error:
+            self._check_time()
+            raise ServiceError(grpc.StatusCode.UNAVAILABLE, str(error)) from error
+
+    def _limit_s(self) -> float:
+        return self._handle.deadline.remaining_s(self._patience.answer_s)
+
+    def _check_time(self) -> None:
+        if self._handle.deadline.is_over:
+            raise ServiceError(grpc.StatusCode.DEADLINE_EXCEEDED, "the request's deadline has passed")
+
+
+def _service_error(error: ItemError) -> ServiceError:
+    """The status an application sees; what the target calls its own fault is no more than `internal error`."""
+    status = _STATUSES.get(error.code, grpc.StatusCode.INTERNAL)
+    message = "internal error" if status is grpc.StatusCode.INTERNAL else f"target service: {error.message}"
+    return ServiceError(status, message)

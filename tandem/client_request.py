@@ -1,0 +1,122 @@
+"""From a function call's arguments to a GenerateRequest; the same for the async and the sync client."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import index
+from typing import Any, TypeAlias, TypedDict, Unpack
+
+from tandem import codec
+from tandem.client_errors import InvalidRequestError
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.types import VerificationPolicy
+
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]
+
+
+class GenerateOptions(TypedDict, total=False):
+    """What a request may say; what it leaves out, or sets to None, takes the server's default."""
+
+    temperature: float | None  # default 1; at most 1e-5 is greedy
+    top_p: float | None  # in (0, 1]
+    top_k: int | None  # 0: off
+    min_p: float | None  # in [0, 1]
+    repetition_penalty: float | None  # > 0; 1: off
+    presence_penalty: float | None  # in [-2, 2]
+    frequency_penalty: float | None  # in [-2, 2]
+    logit_bias: Mapping[int, float] | None  # token id -> in [-100, 100]
+    seed: int | None  # unset: drawn by the server, and part of the result
+    bad_token_ids: Iterable[int] | None  # never sampled
+    allowed_token_ids: Iterable[int] | None  # nothing else is sampled
+    max_tokens: int | None
+    min_tokens: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Iterable[int] | None
+    ignore_eos: bool | None
+    include_stop_in_output: bool | None
+    speculation: bool | None  # False: plain decoding
+    num_draft_tokens: int | None  # most drafts a round; 0: none
+    verification_policy: VerificationPolicy | str | None  # "greedy", "coupled" or "rejection"
+    request_id: str | None
+    timeout: float | None  # seconds for the whole call; None: no limit
+
+
+_SAMPLING: dict[str, Callable[[Any], Any]] = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": index,
+    "min_p": float,
+    "repetition_penalty": float,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+    "logit_bias": dict,
+    "seed": index,
+    "bad_token_ids": list,
+    "allowed_token_ids": list,
+}
+_STOPPING: dict[str, Callable[[Any], Any]] = {
+    "max_tokens": index,
+    "min_tokens": index,
+    "stop": lambda stop: [stop] if isinstance(stop, str) else list(stop),
+    "stop_token_ids": list,
+    "ignore_eos": bool,
+    "include_stop_in_output": bool,
+}
+_SPECULATION: dict[str, Callable[[Any], Any]] = {
+    "speculation": bool,
+    "num_draft_tokens": index,
+    "verification_policy": lambda policy: codec.policy_to_proto(VerificationPolicy(policy)),
+}
+_PROTO_NAMES = {"speculation": "enabled"}
+
+
+def build_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> pb.GenerateRequest:
+    """The message; its fields are not checked beyond what the wire can carry.
+
+    InvalidRequestError for a value of a wrong type or beyond the wire's range, TypeError for an unknown option.
+    """
+    unknown = sorted(options.keys() - GenerateOptions.__annotations__.keys())
+    if unknown:
+        raise TypeError(f"unknown option {unknown[0]!r}; there are: {', '.join(GenerateOptions.__annotations__)}")
+    request = pb.GenerateRequest()
+    if options.get("request_id"):
+        _assign(request, "request_id", options["request_id"], str)
+    _set_prompt(request, prompt)
+    given = {name: value for name, value in options.items() if value is not None}
+    for message, converters in (
+        (request.sampling, _SAMPLING),
+        (request.stopping, _STOPPING),
+        (request.speculation, _SPECULATION),
+    ):
+        for name, convert in converters.items():
+            if name in given:
+                _assign(message, name, given[name], convert)
+    return request
+
+
+def _set_prompt(request: pb.GenerateRequest, prompt: Prompt) -> None:
+    """Text, token ids, or chat messages (mappings with role and content)."""
+    if isinstance(prompt, str):
+        _assign(request, "text", prompt, str)
+    elif len(prompt) > 0 and isinstance(prompt[0], Mapping):
+        for number, turn in enumerate(prompt):
+            if not isinstance(turn, Mapping) or not turn.keys() >= {"role", "content"}:
+                raise InvalidRequestError("INVALID_ARGUMENT", f"prompt[{number}] has no role and content: {turn!r}")
+            request.chat.messages.add(role=turn["role"], content=turn["content"])
+    else:
+        request.tokens.SetInParent()
+        _assign(request.tokens, "ids", prompt, lambda ids: [index(token_id) for token_id in ids])
+
+
+def _assign(message: Any, name: str, value: Any, convert: Callable[[Any], Any]) -> None:
+    """Set a scalar, repeated or map field; InvalidRequestError naming it when the value does not fit."""
+    field = _PROTO_NAMES.get(name, name)
+    try:
+        converted = convert(value)
+        if isinstance(converted, dict):
+            getattr(message, field).update(converted)
+        elif isinstance(converted, list):
+            getattr(message, field).extend(converted)
+        else:
+            setattr(message, field, converted)
+    except (TypeError, ValueError, KeyError) as error:
+        label = "prompt" if name in ("ids", "text") else name
+        raise InvalidRequestError("INVALID_ARGUMENT", f"{label}: {error}") from error

@@ -1,0 +1,120 @@
+"""The scheduler: one compute call and one engine forward per step, for all sessions of all streams."""
+
+import asyncio
+import itertools
+import logging
+
+from engine.backends.base import SpeculativeEngine, require_speculation
+from tandem.serving.compute import ComputeThread
+from tandem.serving.item_stream import Outbox
+from target_service.answers import Answer, StreamId
+from target_service.limits import Limits
+from target_service.step import StepPlan
+from target_service.table import SessionTable
+from target_service.verifier import Verifier
+
+_log = logging.getLogger(__name__)
+
+
+class Scheduler:
+    """Runs steps while there is work; streams bring items to `table`, and call `wake` when they have.
+
+    Raises `UnsupportedEngineError` for an engine that cannot roll back, unless no drafts are to be verified.
+    """
+
+    def __init__(self, engine: SpeculativeEngine, limits: Limits) -> None:
+        if limits.max_draft_tokens > 0:
+            require_speculation(engine.capabilities)
+        self.table = SessionTable(engine.capabilities, engine.kv_usage(), limits, self._deliver)
+        self._verifier = Verifier(engine)
+        self._compute = ComputeThread("target-compute")
+        self._outboxes: dict[StreamId, Outbox[Answer]] = {}
+        self._half_closed: set[StreamId] = set()
+        self._stream_ids = itertools.count(1)
+        self._wake = asyncio.Event()
+        self._is_empty = asyncio.Event()
+
+    def open_stream(self) -> tuple[StreamId, Outbox[Answer]]:
+        """A new stream and the outbox its answers come to."""
+        stream_id = StreamId(next(self._stream_ids))
+        self._outboxes[stream_id] = Outbox()
+        return stream_id, self._outboxes[stream_id]
+
+    def half_close_stream(self, stream_id: StreamId) -> None:
+        """The peer sends no more: end the outbox once every item has its answer."""
+        if stream_id in self._outboxes:
+            self._half_closed.add(stream_id)
+            self.wake()
+
+    def end_stream(self, stream_id: StreamId) -> None:
+        """The peer is gone: free its sessions and drop what is still on its way to it."""
+        self._outboxes.pop(stream_id).close()
+        self._half_closed.discard(stream_id)
+        self.table.end_stream(stream_id)
+        self.wake()
+
+    def wake(self) -> None:
+        """There may be work."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Steps for ever; cancel it to stop, then `close`."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._wait_for_work()
+            self.table.expire(loop.time())
+            plan = self.table.plan_step(loop.time())
+            if plan is not None:
+                self._wake.set()  # whatever this step leaves over is the next one's work
+                await self._step(plan)
+            self._close_settled_streams()
+            if len(self.table) == 0:
+                self._is_empty.set()
+
+    async def drain(self, grace_s: float) -> None:
+        """Open nothing new, give running sessions `grace_s` seconds to be closed, then end every stream."""
+        self.table.is_draining = True
+        self._is_empty.clear()
+        self.wake()
+        try:
+            await asyncio.wait_for(self._is_empty.wait(), grace_s)
+        except TimeoutError:
+            _log.warning("%d sessions were still open after %g s of draining", len(self.table), grace_s)
+        for outbox in self._outboxes.values():
+            outbox.close()
+
+    def close(self) -> None:
+        """Wait for the compute thread and end it."""
+        self._compute.close()
+
+    async def _wait_for_work(self) -> None:
+        """Until woken, or until an item's deadline passes."""
+        try:
+            async with asyncio.timeout_at(self.table.next_deadline_s()):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(0)  # items that are ready in this turn of the loop join the step
+        self._wake.clear()
+
+    async def _step(self, plan: StepPlan) -> None:
+        """Compute one step; whatever it raises concerns its own sessions only."""
+        try:
+            result = await self._compute.run(self._verifier.step, plan)
+        except Exception:  # noqa: BLE001 - an engine may raise anything; the service goes on with the other sessions
+            _log.exception("a step of %d sessions failed", len(plan.items))
+            self.table.fail()
+        else:
+            self.table.commit(result)
+
+    def _close_settled_streams(self) -> None:
+        """End the streams whose peers have sent everything and been answered everything."""
+        for stream_id in [stream_id for stream_id in self._half_closed if self.table.is_settled(stream_id)]:
+            self._half_closed.remove(stream_id)
+            self._outboxes[stream_id].close()
+
+    def _deliver(self, stream_id: StreamId, answer: Answer) -> None:
+        """To the stream's outbox; nowhere once the stream has ended."""
+        outbox = self._outboxes.get(stream_id)
+        if outbox is not None:
+            outbox.put(answer)

@@ -1,0 +1,162 @@
+"""One session at the target: its tokens, its rounds, and the rules by which an item changes them.
+
+Nothing here knows of engines or streams; a session is touched on the event loop only.
+
+A row is one token's key-value memory. The last committed token has no row yet, so a session that is caught up has
+`num_rows == len(tokens) - 1`, and a round of K drafts appends K + 1 rows. Letters: K draft tokens of a round.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine.backends.base import SequenceId
+from tandem.prefix_hash import HashedTokens
+from tandem.types import ErrorCode, ItemError, Proposal, SessionSpec, Stamp, Verdict
+from target_service.answers import SessionKey
+
+
+class StaleItemError(Exception):
+    """An item made for a state that has passed, or a repeat of one still being worked on: counted and dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingOpen:
+    """An open that waits for room; `deadline_s` is on the event loop's clock, None for no deadline."""
+
+    stamp: Stamp
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRound:
+    """A verify item that waits for its step; `proposal` is already within every limit."""
+
+    stamp: Stamp
+    proposal: Proposal
+    arrived_s: float
+    deadline_s: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """Token state of one request, and where its engine sequence stands."""
+
+    key: SessionKey
+    epoch: int
+    spec: SessionSpec
+    num_blocks: int  # reserved in the pool: the most the session can ever use
+    pending_open: PendingOpen | None = None  # set while it waits for admission
+    tokens: HashedTokens = field(init=False)
+    sequence_id: SequenceId | None = None  # None before its first step
+    num_rows: int = 0
+    pending: PendingRound | None = None
+    is_in_flight: bool = False  # part of the step that is being computed
+    verifying: PendingRound | None = None  # the round that step decides; None when it only prefills
+    last_round: int = 0  # answered with `last_verdict`
+    last_verdict: Verdict | None = None
+    is_freed: bool = False  # no longer in the table; only a step in flight still knows it
+
+    def __post_init__(self) -> None:
+        self.tokens = HashedTokens(self.spec.token_ids)
+
+    @property
+    def num_missing_rows(self) -> int:
+        """Rows to prefill before only K + 1 rows separate the session from a verdict."""
+        return len(self.tokens) - 1 - self.num_rows
+
+    def clamp(self, proposal: Proposal, committed_len: int, max_draft_tokens: int) -> Proposal:
+        """The proposal's first drafts, as many as the generation and the service leave room for."""
+        most = max(0, min(self.spec.max_len - committed_len - 1, max_draft_tokens))
+        return Proposal(proposal.draft_token_ids[:most], proposal.draft_probs[:most], proposal.parents)
+
+    def recorded_verdict(self, stamp: Stamp) -> Verdict | None:
+        """The verdict to repeat, None for a new round.
+
+        Raises `StaleItemError` for an older epoch or round and for a repeat whose first copy is not answered yet,
+        `ItemError` UNKNOWN_SESSION for an epoch that was never opened here.
+        """
+        if stamp.epoch > self.epoch:
+            raise unknown_session(stamp)
+        if stamp.round < 1:
+            raise ItemError(ErrorCode.INVALID_ARGUMENT, "stamp.round: 0 is the open, rounds count from 1")
+        newest_unanswered = max((entry.stamp.round for entry in (self.pending, self.verifying) if entry), default=0)
+        if stamp.epoch < self.epoch or stamp.round <= newest_unanswered or stamp.round < self.last_round:
+            raise StaleItemError
+        return self.last_verdict if stamp.round == self.last_round else None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a verify item is not answered yet."""
+        return self.pending is not None or self.verifying is not None
+
+    def submit(self, entry: PendingRound) -> bool:
+        """Take a new round; True when it pushed out an older one that was not begun.
+
+        Raises `ItemError` when its stamp does not fit. While another round is being decided the check
+        waits for `settle`, because the verdict decides what the session's tokens are.
+        """
+        if self.verifying is None:
+            self._roll_back(entry.stamp)
+        is_replacing = self.pending is not None
+        self.pending = entry
+        return is_replacing
+
+    def settle(self) -> None:
+        """Roll back for the round that arrived during the step, if any; raises, and forgets it, as `submit`."""
+        entry, self.pending = self.pending, None
+        if entry is not None:
+            self._roll_back(entry.stamp)
+            self.pending = entry
+
+    def _roll_back(self, stamp: Stamp) -> None:
+        """Check the base a round was made for, then take tokens and rows back to it: absolute, harmless twice."""
+        committed_len, spec = stamp.committed_len, self.spec
+        is_known = committed_len <= len(self.tokens)
+        if not is_known or self.tokens.prefix_hash(committed_len) != stamp.prefix_hash:
+            reason = "other tokens" if is_known else f"only {len(self.tokens)} tokens"
+            raise ItemError(
+                ErrorCode.PREFIX_MISMATCH,
+                f"round {stamp.round} is for {committed_len} committed tokens with hash {stamp.prefix_hash:016x}; "
+                f"the target has {reason}",
+            )
+        if not spec.prompt_len <= committed_len < spec.max_len:
+            raise ItemError(
+                ErrorCode.INVALID_ARGUMENT,
+                f"stamp.committed_len: {committed_len} is outside {spec.prompt_len}..{spec.max_len - 1} "
+                "(the prompt, and one token short of max_tokens)",
+            )
+        self.tokens.truncate(committed_len)
+        self.num_rows = min(self.num_rows, committed_len - 1)
+
+    def begin(self, verifying: PendingRound | None) -> None:
+        """The session becomes part of a step that decides `verifying`, or that only prefills."""
+        assert not self.is_in_flight
+        assert verifying is None or verifying is self.pending
+        self.is_in_flight, self.verifying = True, verifying
+        if verifying is not None:
+            self.pending = None
+
+    def commit(self, sequence_id: SequenceId, num_rows: int, verdict: Verdict | None) -> None:
+        """Take over what the step computed; `verdict` is of the round it decided, if it decided one."""
+        assert self.is_in_flight
+        assert (verdict is None) == (self.verifying is None)
+        self.sequence_id = sequence_id
+        if verdict is not None:
+            assert self.verifying is not None
+            self.tokens.extend(verdict.token_ids)
+            self.last_round, self.last_verdict = self.verifying.stamp.round, verdict
+            assert num_rows == len(self.tokens) - 1
+        self.num_rows = min(num_rows, len(self.tokens) - 1)  # a rollback may have come during a prefill
+        self.is_in_flight, self.verifying = False, None
+
+    def missing_token_ids(self, num_tokens: int) -> Sequence[int]:
+        """The next `num_tokens` tokens without a row."""
+        return self.tokens.token_ids[self.num_rows : self.num_rows + num_tokens]
+
+
+def unknown_session(stamp: Stamp) -> ItemError:
+    """The error that makes the orchestrator re-open."""
+    return ItemError(
+        ErrorCode.UNKNOWN_SESSION,
+        f"session {stamp.session_id} epoch {stamp.epoch} is not open on this stream; re-open it",
+    )

@@ -1,0 +1,137 @@
+"""The verifier: one forward for the whole batch, then every round's verdict from its K + 1 rows.
+
+Runs on the compute thread and knows of no session table; the engine's sequences are all it changes.
+Letters: K draft tokens of a round, T rows whose logits are wanted, V vocabulary.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+
+import torch
+
+from engine.backends.base import SequenceId, SequenceInput, SpeculativeEngine
+from engine.sampling.policies import Decision, VerifyRows, rows_of, verify, verify_argmax
+from engine.sampling.processors import needs_no_logits, process
+from tandem.types import ErrorCode, FinishReason, ItemError, Verdict
+from target_service.step import StepItem, StepOutcome, StepPlan, StepResult
+
+_log = logging.getLogger(__name__)
+
+
+class Verifier:
+    """Computes steps on one engine."""
+
+    def __init__(self, engine: SpeculativeEngine) -> None:
+        self._engine = engine
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Release, roll back, forward, decide, truncate to what was committed.
+
+        Raises whatever the engine raises; sequences that the step created are then released again, and the
+        others' rows are not to be relied on.
+        """
+        started_ns = time.perf_counter_ns()
+        for sequence_id in plan.released:
+            self._engine.release(sequence_id)
+        created: list[SequenceId] = []
+        try:
+            sequence_ids = [self._prepare(item, created) for item in plan.items]
+            decisions = iter(self._forward(sequence_ids, plan.items))
+            batch_rows = sum(len(item.token_ids) for item in plan.items)
+            outcomes = tuple(
+                self._settle(sequence_id, item, next(decisions) if item.verify else None, batch_rows)
+                for sequence_id, item in zip(sequence_ids, plan.items, strict=True)
+            )
+        except BaseException:
+            for sequence_id in created:
+                self._engine.release(sequence_id)
+            raise
+        return StepResult(outcomes, self._engine.kv_usage(), (time.perf_counter_ns() - started_ns) // 1000)
+
+    def _prepare(self, item: StepItem, created: list[SequenceId]) -> SequenceId:
+        """The item's sequence with exactly its `num_rows` rows."""
+        sequence_id = item.sequence_id
+        if sequence_id is None:
+            sequence_id = self._engine.create()
+            created.append(sequence_id)
+        self._roll_back(sequence_id, item.num_rows)
+        return sequence_id
+
+    def _roll_back(self, sequence_id: SequenceId, num_rows: int) -> None:
+        """Truncate, when there is anything to drop, so that an engine that cannot may still decode plainly."""
+        if self._engine.num_cached_tokens(sequence_id) > num_rows:
+            self._engine.truncate(sequence_id, num_rows)
+        assert self._engine.num_cached_tokens(sequence_id) == num_rows
+
+    def _forward(
+        self, sequence_ids: Sequence[SequenceId], items: Sequence[StepItem]
+    ) -> Sequence[Decision | ItemError]:
+        """One engine call for all items -> a decision for each that verifies, in order."""
+        inputs = [
+            SequenceInput(sequence_id, item.token_ids, item.verify.num_rows if item.verify else 0)
+            for sequence_id, item in zip(sequence_ids, items, strict=True)
+        ]
+        requests = [item.verify for item in items if item.verify]
+        if not inputs:
+            return []
+        if not requests:
+            self._engine.advance(inputs)
+            return []
+        if all(needs_no_logits(request.spec, request.row(0).output_len) for request in requests):
+            # [T]
+            return verify_argmax(self._engine.forward_per_position_argmax(inputs), requests)
+        # [T, V]
+        logits = self._engine.forward_per_position_logits(inputs)
+        return _decide(logits, requests)
+
+    def _settle(
+        self, sequence_id: SequenceId, item: StepItem, decision: Decision | ItemError | None, batch_rows: int
+    ) -> StepOutcome:
+        """The verdict, with the sequence's rows taken back to it."""
+        num_rows = item.num_rows + len(item.token_ids)
+        if decision is None or item.verify is None:
+            return StepOutcome(sequence_id, num_rows, None)
+        if isinstance(decision, ItemError):
+            return StepOutcome(sequence_id, num_rows, decision)
+        verdict = cut(item.verify, decision, batch_rows)
+        num_rows = len(item.verify.committed_token_ids) + len(verdict.token_ids) - 1
+        self._roll_back(sequence_id, num_rows)
+        return StepOutcome(sequence_id, num_rows, verdict)
+
+
+def cut(request: VerifyRows, decision: Decision, batch_rows: int = 0) -> Verdict:
+    """The round's tokens up to the first that ends the generation, an ending id or the last of max_tokens.
+
+    An ending id ends nothing before min_tokens. `num_accepted` counts delivered drafts only; when the cut falls
+    on one, there is no extra token.
+    """
+    spec, draft_token_ids = request.spec, request.proposal.draft_token_ids
+    committed_len = len(request.committed_token_ids)
+    decided = (*draft_token_ids[: decision.num_accepted], decision.next_token_id)
+    token_ids = decided[: spec.max_len - committed_len]
+    finish_reason = FinishReason.LENGTH if committed_len + len(token_ids) == spec.max_len else None
+    for index, token_id in enumerate(token_ids):
+        output_len = committed_len + index - spec.prompt_len  # before the token
+        if token_id in spec.ending_token_ids and output_len >= spec.min_tokens:
+            token_ids, finish_reason = token_ids[: index + 1], FinishReason.STOP
+            break
+    num_accepted = min(decision.num_accepted, len(token_ids))
+    return Verdict(len(draft_token_ids), num_accepted, token_ids, finish_reason, batch_rows=batch_rows)
+
+
+def _decide(logits: torch.Tensor, requests: Sequence[VerifyRows]) -> list[Decision | ItemError]:
+    """Decisions from raw logits [T, V]; a request with a row that has no finite maximum gets an error instead."""
+    # [T]
+    is_broken = ~torch.isfinite(logits.amax(dim=-1))
+    logits[is_broken] = 0.0  # decided along with the others, then thrown away
+    decisions: list[Decision | ItemError] = list(verify(process(logits, rows_of(requests)), requests))
+    if bool(is_broken.any()):
+        starts = [0]
+        for request in requests:
+            starts.append(starts[-1] + request.num_rows)
+        for index, request in enumerate(requests):
+            if bool(is_broken[starts[index] : starts[index + 1]].any()):
+                _log.error("non-finite logits at a sequence of %d tokens", len(request.committed_token_ids))
+                decisions[index] = ItemError(ErrorCode.INTERNAL, "internal error")
+    return decisions

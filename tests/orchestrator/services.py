@@ -1,0 +1,244 @@
+"""Real services around toy engines, in one process: what the end-to-end tests run against."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+
+from draft_service.proposers.base import Proposer
+from draft_service.proposers.draft_model import DraftModelProposer
+from draft_service.proposers.ngram import NgramProposer
+from draft_service.server import DraftServicer
+from draft_service.service import DraftLimits, DraftService
+from engine.backends.toy_backend import LogitsOf, ToyEngine, hashed_logits
+from orchestrator.handshake import vocabulary_check
+from orchestrator.replica_api import DRAFT_API, TARGET_API
+from orchestrator.replica_link import Backoff, ReplicaLink
+from orchestrator.server import DraftLink, OrchestratorServicer, OrchestratorSettings, TargetLink
+from tandem.client import TandemClient
+from tandem.draft.v1 import draft_pb2_grpc
+from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.prompt_lookup import PromptLookup
+from tandem.serving.channels import server_options
+from tandem.serving.errors import LifecycleInterceptor
+from tandem.target.v1 import target_pb2_grpc
+from tandem.vocabulary import Vocabulary
+from target_service.limits import Limits
+from target_service.scheduler import Scheduler
+from target_service.server import TargetServicer, model_info
+
+VOCAB = 64
+VOCABULARY = Vocabulary.toy(VOCAB)
+TARGET_LOGITS = hashed_logits(VOCAB, seed=3)
+QUICK = Backoff(0.01, 0.05)
+
+
+def toy_engine(logits_of: LogitsOf = TARGET_LOGITS, step_delay_s: float = 0.0, max_context: int = 256) -> ToyEngine:
+    return ToyEngine(logits_of, VOCAB, max_context=max_context, num_blocks=512, step_delay_s=step_delay_s)
+
+
+def self_draft() -> Proposer:
+    """The target's own logits."""
+    return DraftModelProposer(toy_engine(), "toy", VOCABULARY.id_bytes_hash)
+
+
+def wrong_draft() -> Proposer:
+    """Logits that have nothing to do with the target's."""
+    return DraftModelProposer(toy_engine(hashed_logits(VOCAB, seed=99)), "wrong", VOCABULARY.id_bytes_hash)
+
+
+def similar_draft() -> Proposer:
+    """Logits that agree with the target's now and then."""
+    return DraftModelProposer(
+        toy_engine(hashed_logits(VOCAB, seed=3, blend=0.3)), "similar", VOCABULARY.id_bytes_hash
+    )
+
+
+def ngram_draft() -> Proposer:
+    return NgramProposer(PromptLookup(5, 1))
+
+
+def _server(address: str, register: Callable[[grpc.aio.Server], None]) -> tuple[grpc.aio.Server, str]:
+    """A server, not started, and the address it is bound to."""
+    server = grpc.aio.server(interceptors=[LifecycleInterceptor()], options=server_options(1 << 25))
+    register(server)
+    port = server.add_insecure_port(address)
+    return server, f"127.0.0.1:{port}"
+
+
+class TargetReplica:
+    """A target service that can be stopped and started again on its port."""
+
+    def __init__(self, engine: ToyEngine, limits: Limits | None = None) -> None:
+        self.engine = engine
+        self.limits = limits or Limits()
+        self.address = "127.0.0.1:0"
+        self.vocab_hash = VOCABULARY.id_bytes_hash
+        self.scheduler: Scheduler | None = None
+
+    async def start(self) -> None:
+        scheduler = self.scheduler = Scheduler(self.engine, self.limits)
+        info = model_info(self.engine.capabilities, "toy", self.vocab_hash, self.limits.max_draft_tokens)
+        servicer = TargetServicer(scheduler, info)
+        self._server, self.address = _server(
+            self.address, lambda server: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
+        )
+        await self._server.start()
+        self._steps = asyncio.create_task(scheduler.run())
+
+    async def stop(self) -> None:
+        """At once, as a crash would look from outside."""
+        if self.scheduler is None:
+            return
+        await self._server.stop(0)
+        self._steps.cancel()
+        await asyncio.gather(self._steps, return_exceptions=True)
+        self.scheduler.close()
+        self.scheduler = None
+
+    @property
+    def num_sessions(self) -> int:
+        assert self.scheduler is not None
+        return len(self.scheduler.table)
+
+    @property
+    def used_blocks(self) -> int:
+        return self.engine.kv_usage().used_blocks
+
+
+class DraftReplica:
+    """A draft service that can be stopped and started again on its port."""
+
+    def __init__(self, make_proposer: Callable[[], Proposer], max_draft_tokens: int = 16) -> None:
+        self._make_proposer = make_proposer
+        self._limits = DraftLimits(max_draft_tokens)
+        self.address = "127.0.0.1:0"
+        self.service: DraftService | None = None
+
+    async def start(self) -> None:
+        service = self.service = DraftService(self._make_proposer(), self._limits)
+        servicer = DraftServicer(service)
+        self._server, self.address = _server(
+            self.address, lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
+        )
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """At once, as a crash would look from outside."""
+        if self.service is None:
+            return
+        await self._server.stop(0)
+        await self.service.batcher.aclose()
+        self.service = None
+
+    @property
+    def num_sessions(self) -> int:
+        assert self.service is not None
+        return self.service.num_sessions
+
+    @property
+    def used_blocks(self) -> int:
+        assert self.service is not None
+        return self.service.load.used_blocks
+
+
+@dataclass
+class Stack:
+    """The three services, and a client."""
+
+    client: TandemClient
+    target: TargetReplica
+    draft: DraftReplica | None
+    servicer: OrchestratorServicer
+    target_link: TargetLink
+    draft_link: DraftLink | None
+
+    async def until_idle(self) -> None:
+        """Until neither service holds a session or a block."""
+        await until(lambda: self.target.num_sessions == 0 and self.target.used_blocks == 0)
+        if self.draft is not None and self.draft.service is not None:
+            draft = self.draft
+            await until(lambda: draft.num_sessions == 0 and draft.used_blocks == 0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Until it holds; TimeoutError when it does not come to that."""
+
+    async def poll() -> None:
+        while not condition():
+            await asyncio.sleep(0.002)
+
+    await asyncio.wait_for(poll(), 20)
+
+
+@asynccontextmanager
+async def orchestrating(
+    target: TargetReplica, draft: DraftReplica | None, settings: OrchestratorSettings | None = None
+) -> AsyncIterator[Stack]:
+    """An orchestrator in front of running replicas, and a client of it."""
+    target_link: TargetLink = ReplicaLink(
+        TARGET_API, target.address, vocabulary_check("target", target.address, VOCABULARY, "toy"), QUICK
+    )
+    draft_link: DraftLink | None = None
+    if draft is not None:
+        draft_link = ReplicaLink(
+            DRAFT_API, draft.address, vocabulary_check("draft", draft.address, VOCABULARY, "toy"), QUICK
+        )
+    links = [link for link in (target_link, draft_link) if link is not None]
+    for link in links:
+        link.start()
+    for link in links:
+        await link.wait_checked(10)
+    servicer = OrchestratorServicer(VOCABULARY, target_link, draft_link, settings or OrchestratorSettings())
+    server, address = _server(
+        "127.0.0.1:0",
+        lambda server: orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server),
+    )
+    await server.start()
+    try:
+        async with TandemClient(address) as client:
+            yield Stack(client, target, draft, servicer, target_link, draft_link)
+    finally:
+        await server.stop(0)
+        for link in links:
+            await link.close()
+
+
+@asynccontextmanager
+async def replicas(
+    make_proposer: Callable[[], Proposer] | None, engine: ToyEngine | None = None, limits: Limits | None = None
+) -> AsyncIterator[tuple[TargetReplica, DraftReplica | None]]:
+    """Running replicas, stopped at the end."""
+    async with AsyncExitStack() as stack:
+        target = TargetReplica(engine or toy_engine(), limits)
+        await target.start()
+        stack.push_async_callback(target.stop)
+        draft = None
+        if make_proposer is not None:
+            draft = DraftReplica(make_proposer)
+            await draft.start()
+            stack.push_async_callback(draft.stop)
+        yield target, draft
+
+
+@asynccontextmanager
+async def all_services(
+    make_proposer: Callable[[], Proposer] | None,
+    engine: ToyEngine | None = None,
+    settings: OrchestratorSettings | None = None,
+    limits: Limits | None = None,
+) -> AsyncIterator[Stack]:
+    """Target, draft (unless None) and orchestrator, with a client."""
+    async with (
+        replicas(make_proposer, engine, limits) as (target, draft),
+        orchestrating(target, draft, settings) as stack,
+    ):
+        yield stack
+
+
+async def token_lists(stack: Stack, prompts: Sequence[str], **options: object) -> list[tuple[int, ...]]:
+    """All prompts at a time -> their answers' tokens."""
+    results = await asyncio.gather(*(stack.client.complete(prompt, **options) for prompt in prompts))  # type: ignore[arg-type]
+    return [result.token_ids for result in results]
