@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from engine.backends.base import EngineError, SequenceInput
 from engine.backends.registry import EngineSettings, LoadedEngine, load_engine
 from engine.backends.toy_backend import ToyEngine, hashed_logits
 from engine.backends.toy_options import parse_toy_options
-from tests.fixtures.demo_model import demo_model_dir
+from tests.fixtures.tiny_models import tiny_logits, tiny_model, write_hf_directory
 
 
 def load_toy(toy: str | None = None, max_context: int | None = None) -> LoadedEngine:
@@ -94,13 +95,27 @@ def test_the_number_of_threads_is_set() -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.model
-def test_the_torch_backend_loads_the_demo_model() -> None:
+def write_tiny_model(directory: Path) -> Path:
+    """A random Llama of 160 ids with a byte-level tokenizer of as many, without merges."""
+    write_hf_directory(directory, tiny_model("llama"))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:160]
+    tokenizer = Tokenizer(models.BPE(vocab={letter: n for n, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def test_the_torch_backend_runs_a_model_directory_under_its_own_name(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "tiny-llama")
     loaded = load_engine(
-        EngineSettings(model=str(demo_model_dir()), kv_memory_bytes=64 << 20, max_context=256, max_step_tokens=32)
+        EngineSettings(model=str(path), kv_memory_bytes=1 << 20, max_context=64, max_step_tokens=32)
     )
+    assert loaded.model_id == "tiny-llama"
     assert loaded.engine.capabilities.backend == "torch"
-    assert loaded.engine.capabilities.max_context == 256
-    token_ids = loaded.vocabulary.encode("The capital of France is")
-    argmax = argmax_after(loaded, token_ids)
-    assert loaded.vocabulary.bytes_table[argmax[-1]] == b" Paris"
+    assert (loaded.engine.capabilities.max_context, loaded.engine.capabilities.vocab_size) == (64, 160)
+    token_ids, logits = tiny_logits("llama")
+    assert argmax_after(loaded, token_ids) == logits.argmax(axis=-1).tolist()
+    assert loaded.vocabulary.encode("ab") == [
+        loaded.vocabulary.bytes_table.index(letter) for letter in (b"a", b"b")
+    ]

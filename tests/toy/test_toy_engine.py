@@ -205,6 +205,8 @@ def test_calls_count_forwards_tokens_and_rows() -> None:
     engine.advance([SequenceInput(a, [1, 2, 3])])
     engine.forward_per_position_logits([SequenceInput(a, [4, 5], 2), SequenceInput(b, [6], 0)])
     engine.forward_per_position_argmax([SequenceInput(b, [7], 1)])
+    engine.advance([])
+    assert engine.forward_per_position_logits([]).shape == (0, V)
     assert engine.calls == [ToyCall("advance", 1, 3, 0), ToyCall("logits", 2, 3, 2), ToyCall("argmax", 1, 1, 1)]
 
 
