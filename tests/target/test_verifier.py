@@ -1,4 +1,4 @@
-"""The verifier: cuts at endings, exact rows after every round, one forward a step, errors that stay with their session."""
+"""The verifier: cuts at endings, exact rows after every round, one forward a step, errors stay with their session."""
 
 from collections.abc import Sequence
 
