@@ -28,12 +28,14 @@ class BareForward:
         # [layers, B * KH, S of the longest context, D]
         self._keys = torch.zeros(shape, dtype=model.dtype)
         self._values = torch.zeros(shape, dtype=model.dtype)
-        self._norms = [(layer.attention_norm.to(model.dtype), layer.mlp_norm.to(model.dtype)) for layer in model.layers]
+        self._norms = [
+            (layer.attention_norm.to(model.dtype), layer.mlp_norm.to(model.dtype)) for layer in model.layers
+        ]
         self._final_norm = model.final_norm.to(model.dtype)
 
     @torch.inference_mode()
     def __call__(self, token_ids: torch.Tensor, first_position: int) -> torch.Tensor:
-        """Tokens [B, n] at positions first_position.. of every sequence -> logits [B * n, V] in the model's dtype."""
+        """Tokens [B, n] at positions first_position.. -> logits [B * n, V] in the model's dtype."""
         model, config = self._model, self._model.config
         size, eps = (config.hidden_size,), config.rms_norm_eps
         num_rows = token_ids.numel()
@@ -41,7 +43,7 @@ class BareForward:
         positions = torch.arange(first_position, first_position + n).repeat(self._batch_size)
         cos, sin = (table[positions, None].to(model.dtype) for table in (model.rotary.cos, model.rotary.sin))
         mask = causal_mask(n, first_position + n, config.num_heads // config.num_kv_heads)
-        hidden = F.embedding(F.pad(token_ids.view(-1), (0, max(0, MIN_ROWS - num_rows))), model.embedding)
+        hidden = F.embedding(F.pad(token_ids.reshape(-1), (0, max(0, MIN_ROWS - num_rows))), model.embedding)
         for index, (layer, (attention_norm, mlp_norm)) in enumerate(zip(model.layers, self._norms, strict=True)):
             qkv = layer.qkv(F.rms_norm(hidden, size, attention_norm, eps))
             attended = self._attention(index, layer, qkv[:num_rows], cos, sin, mask, first_position)
