@@ -181,6 +181,17 @@ def test_a_message_of_rounds_with_different_numbers_of_drafts_is_one_forward() -
     run(scenario, engine)
 
 
+def test_a_prompt_of_many_chunks_needs_no_further_message_to_be_finished() -> None:
+    session = spec(tuple(number % 30 for number in range(100)))
+
+    async def scenario(service: Service, client: Client) -> None:
+        _, verdict = await client.ask(open_item(session), verify_item(stamp(session.token_ids, 1)))
+        assert isinstance(verdict, Verdict)
+        assert list(verdict.token_ids) == plain_decode(session, most=1)
+
+    run(scenario, limits=Limits(max_step_tokens=17))
+
+
 def bad_items() -> list[tuple[str, target_pb2.VerifyItem, ErrorCode, str]]:
     """Items for session 2 (greedy) and 3 (sparse rejection), each wrong in one way."""
     greedy, sparse = stamp(PROMPT, 1, 2), stamp(PROMPT, 1, 3)

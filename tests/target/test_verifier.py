@@ -1,4 +1,4 @@
-"""The verifier: cuts at endings, exact rows after every round, one forward a step, errors that stay with their session."""
+"""The verifier: cuts at endings, exact rows after every round, one forward a step, errors that stay alone."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ import pytest
 from engine.backends.toy_backend import LogitsOf
 from engine.sampling.policies import Decision, VerifyRows
 from tandem.rng import F32
-from tandem.types import FinishReason, ItemError, Proposal, SamplingParams, Verdict
+from tandem.types import FinishReason, ItemError, Proposal, SamplingParams, Verdict, VerificationPolicy
 from target_service.step import StepItem, StepPlan
 from target_service.verifier import Verifier, cut
 from tests.target.harness import LOGITS, VOCAB, Bench, plain_decode, spec, stamp, toy
@@ -142,11 +142,15 @@ def broken_after(prefix: Sequence[int], value: float) -> LogitsOf:
     return logits_of
 
 
+@pytest.mark.parametrize("policy", [VerificationPolicy.COUPLED, VerificationPolicy.REJECTION])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_non_finite_logits_fail_their_own_session_only(value: float, caplog: pytest.LogCaptureFixture) -> None:
+def test_non_finite_logits_fail_their_own_session_only(
+    value: float, policy: VerificationPolicy, caplog: pytest.LogCaptureFixture
+) -> None:
     bench = Bench(toy(broken_after((7, 7), value)))
-    sampling = SamplingParams(temperature=0.7, seed=3)
-    good, bad = spec((1, 2), sampling=sampling), spec((7, 7), sampling=sampling)
+    sampling = SamplingParams(temperature=0.7, top_p=0.9, seed=3)
+    good = spec((1, 2), sampling=sampling)
+    bad = spec((7, 7), sampling=sampling, verification_policy=policy)
     for number, session in ((1, good), (2, bad), (3, good)):
         bench.open(session, number)
         bench.submit(stamp(session.token_ids, 1, number), (4, 5))
