@@ -1,4 +1,4 @@
-"""`python -m target_service`: a process that serves the toy model, and one line for everything it cannot start with."""
+"""`python -m target_service`: serves the toy model, and says in one line why it cannot start."""
 
 import signal
 import socket

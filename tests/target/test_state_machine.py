@@ -11,7 +11,7 @@ from target_service.answers import Closed, Opened
 from target_service.step import StepPlan, StepResult
 from tests.target.harness import Bench, plain_decode, spec, stamp
 
-PROMPT, MAX_TOKENS = (1, 2, 3), 9
+PROMPT, MAX_TOKENS = (1, 2, 3), 40
 PLAIN = plain_decode(spec(PROMPT, MAX_TOKENS + 20))
 
 
@@ -107,11 +107,15 @@ class Rounds(RuleBasedStateMachine):
 
     @rule(
         session=session_ids,
-        round_change=st.sampled_from([1, 2, 0, -1]),
-        back=st.sampled_from([0, 1, 3, -1, -2]),
+        round_change=st.sampled_from([1, 1, 2, 0, -1]),
+        back=st.sampled_from([0, 0, 1, 3, -1, -2]),
         num_right=st.integers(0, 5),
+        is_during_step=st.booleans(),
     )
-    def odd_round(self, session: int, round_change: int, back: int, num_right: int) -> None:
+    def odd_round(self, session: int, round_change: int, back: int, num_right: int, is_during_step: bool) -> None:
+        if is_during_step:
+            self.verify(session)
+            self.begin_step()
         self.verify(session, round_change=round_change, back=back, num_right=num_right)
 
     @rule(session=session_ids, epoch_change=st.sampled_from([-1, 0, 1]), is_corrupt=st.booleans())
@@ -179,12 +183,13 @@ class Rounds(RuleBasedStateMachine):
         before = len(self.bench.answers)
         self.bench.table.commit(self.computed)
         self.computed = None
-        given = {(a.stamp.session_id, a.stamp.round): a.outcome for _, a in self.bench.answers[before:]}
+        answers = [answer for _, answer in self.bench.answers[before:]]
+        given = {(int(answer.stamp.session_id), answer.stamp.round): answer.outcome for answer in answers}
         for session, known in self.in_step:
             if self.expected.get(session) is not known:
                 continue
             assert known.verifying is not None
-            verdict = given.pop((session, known.verifying.round))  # type: ignore[call-overload]
+            verdict = given.pop((session, known.verifying.round))
             assert isinstance(verdict, Verdict)
             assert list(verdict.token_ids) == known.decide()
             known.tokens = [*known.verifying.base, *verdict.token_ids]
@@ -194,7 +199,7 @@ class Rounds(RuleBasedStateMachine):
                 if error is None:
                     known.tokens = known.pending.base
                 else:
-                    assert code(given.pop((session, known.pending.round))) is error  # type: ignore[call-overload]
+                    assert code(given.pop((session, known.pending.round))) is error
                     known.pending = None
         assert not given
 

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 
-from engine.backends.toy_backend import LogitsOf
+from engine.backends.base import SequenceInput
+from engine.backends.toy_backend import LogitsOf, ToyEngine
 from engine.sampling.policies import Decision, VerifyRows
 from tandem.rng import F32
 from tandem.types import FinishReason, ItemError, Proposal, SamplingParams, Verdict, VerificationPolicy
@@ -166,6 +168,18 @@ def test_non_finite_logits_fail_their_own_session_only(
     assert len(bench.table) == 2
     assert bench.used_blocks() == sum(-(-len(held.token_ids) // 4) for held in bench.engine._sequences.values())
     assert len(bench.engine._sequences) == 2
+
+
+def test_an_engines_logits_may_be_inference_tensors() -> None:
+    class InferenceEngine(ToyEngine):
+        @torch.inference_mode()
+        def forward_per_position_logits(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
+            return super().forward_per_position_logits(inputs)
+
+    session = spec(sampling=SamplingParams(temperature=0.7, frequency_penalty=1.0, seed=3))
+    bench = Bench(InferenceEngine(LOGITS, VOCAB))
+    bench.open(session)
+    assert list(bench.round([1, 2, 3], 1).token_ids) == plain_decode(session, most=1)
 
 
 def test_a_step_that_raises_leaves_no_sequence_of_its_own_behind() -> None:
