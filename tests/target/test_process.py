@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def address_of(process: "subprocess.Popen[str]", ready_file: Path) -> str:
 def test_the_process_serves_and_stops_cleanly_at_a_signal_while_an_idle_stream_is_open(tmp_path: Path) -> None:
     ready_file = tmp_path / "ready"
     process = subprocess.Popen(
-        [*COMMAND, "--ready-file", str(ready_file), "--grace", "20"], stderr=subprocess.PIPE, text=True
+        [*COMMAND, "--ready-file", str(ready_file), "--grace", "600"], stderr=subprocess.PIPE, text=True
     )
     try:
         address = address_of(process, ready_file)
@@ -43,8 +44,11 @@ def test_the_process_serves_and_stops_cleanly_at_a_signal_while_an_idle_stream_i
             results = [result for response in responses for result in response.results]
             assert [result.WhichOneof("outcome") for result in results] == ["opened", "verdict"]
             assert list(results[1].verdict.token_ids) == plain_decode(spec(), most=1)
-        process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=30)
+            idle = threading.Event()
+            stub.Verify(message for message in iter(idle.wait, True))
+            process.send_signal(signal.SIGTERM)
+            _, log = process.communicate(timeout=60)  # far less than the grace: nobody has a session open
+            idle.set()
     finally:
         process.kill()
         process.communicate()

@@ -152,6 +152,24 @@ def test_a_stream_that_ends_frees_its_own_sessions_and_no_others() -> None:
     assert (len(bench.table), bench.used_blocks(), bench.table.load().running) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("is_whole_stream", [False, True])
+def test_a_session_can_go_while_it_waits_for_room(is_whole_stream: bool) -> None:
+    bench = Bench(limits=Limits(max_sessions=1))
+    other = StreamId(2)
+    bench.open(spec(), 1)
+    bench.open(spec(), 2, stream=other)
+    bench.submit(stamp(PROMPT, 1, 2), stream=other)
+    bench.open(spec(), 3)
+    if is_whole_stream:
+        bench.table.end_stream(other)
+    else:
+        assert bench.close(stamp(PROMPT, 0, 2), other) == Closed()
+    assert bench.table.load().waiting == 1
+    bench.close(stamp(PROMPT, 0, 1))
+    assert isinstance(bench.round(list(PROMPT), 1, session=3), Verdict)
+    assert (bench.table.load().running, bench.table.load().waiting) == (1, 0)
+
+
 def test_with_room_for_two_and_a_half_sessions_the_third_waits_then_runs() -> None:
     bench = Bench(toy(num_blocks=25, block_size=4))
     session = spec(max_tokens=37)  # 40 tokens: 10 blocks
