@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -14,7 +15,7 @@ import pytest
 from tandem.serving.channels import channel_options
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from target_service.__main__ import main
-from tests.target.harness import open_item, plain_decode, spec, stamp, verify_item
+from tests.target.harness import close_item, open_item, plain_decode, spec, stamp, verify_item
 
 COMMAND = [sys.executable, "-m", "target_service", "--address", "127.0.0.1:0", "--toy", "hashed:vocab=32,seed=5"]
 
@@ -26,6 +27,11 @@ def address_of(process: "subprocess.Popen[str]", ready_file: Path) -> str:
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.01)
     raise AssertionError("not ready in 30 s")
+
+
+def one_message_then_silence(end: threading.Event) -> Iterator[target_pb2.VerifyRequest]:
+    yield target_pb2.VerifyRequest(items=[close_item(stamp((), 0))])
+    end.wait()
 
 
 def test_the_process_serves_and_stops_cleanly_at_a_signal_while_an_idle_stream_is_open(tmp_path: Path) -> None:
@@ -44,11 +50,12 @@ def test_the_process_serves_and_stops_cleanly_at_a_signal_while_an_idle_stream_i
             results = [result for response in responses for result in response.results]
             assert [result.WhichOneof("outcome") for result in results] == ["opened", "verdict"]
             assert list(results[1].verdict.token_ids) == plain_decode(spec(), most=1)
-            idle = threading.Event()
-            stub.Verify(message for message in iter(idle.wait, True))
+            end = threading.Event()
+            idle = stub.Verify(one_message_then_silence(end))
+            assert [result.WhichOneof("outcome") for result in next(idle).results] == ["closed"]
             process.send_signal(signal.SIGTERM)
             _, log = process.communicate(timeout=60)  # far less than the grace: nobody has a session open
-            idle.set()
+            end.set()
     finally:
         process.kill()
         process.communicate()
