@@ -11,7 +11,7 @@ from target_service.answers import Closed, Opened
 from target_service.step import StepPlan, StepResult
 from tests.target.harness import Bench, plain_decode, spec, stamp
 
-PROMPT, MAX_TOKENS = (1, 2, 3), 9
+PROMPT, MAX_TOKENS = (1, 2, 3), 40
 PLAIN = plain_decode(spec(PROMPT, MAX_TOKENS + 20))
 
 
@@ -68,10 +68,20 @@ class Rounds(RuleBasedStateMachine):
         self.computed: StepResult | None = None
         self.plan: StepPlan | None = None
         self.in_step: list[tuple[int, Expected]] = []
+        for session in (1, 2):
+            self.open(session, 1)
 
     session_ids = st.integers(1, 2)
 
-    @rule(session=session_ids, epoch=st.integers(1, 3))
+    @rule(session=session_ids, change=st.sampled_from(["open", "reopen", "open late", "close"]))
+    def change_session(self, session: int, change: str) -> None:
+        known = self.expected.get(session)
+        epoch = known.epoch if known else 1
+        if change == "close":
+            self.close(session)
+        else:
+            self.open(session, max(0, epoch + {"open": 0, "reopen": 1, "open late": -1}[change]))
+
     def open(self, session: int, epoch: int) -> None:
         known = self.expected.get(session)
         outcome = self.bench.open(spec(PROMPT, MAX_TOKENS), session, epoch)
@@ -83,30 +93,46 @@ class Rounds(RuleBasedStateMachine):
         if known is None or epoch > known.epoch:
             self.expected[session] = Expected(epoch)
 
-    @rule(session=session_ids)
     def close(self, session: int) -> None:
         known = self.expected.pop(session, None)
         assert self.bench.close(stamp(PROMPT, 0, session, known.epoch if known else 1)) == Closed()
 
+    @rule(session=session_ids, num_right=st.integers(0, 5), num_wrong=st.integers(0, 2), is_decided=st.booleans())
+    def next_round(self, session: int, num_right: int, num_wrong: int, is_decided: bool) -> None:
+        self.verify(session, num_right=num_right, num_wrong=num_wrong)
+        if is_decided:
+            self.end_step()
+            self.begin_step()
+            self.end_step()
+
     @rule(
         session=session_ids,
-        epoch_change=st.sampled_from([0, 0, 0, 0, 0, -1, 1]),
-        round_change=st.sampled_from([1, 1, 1, 1, 2, 0, -1]),
-        back=st.sampled_from([0, 0, 0, 0, 1, 3, -1]),
+        round_change=st.sampled_from([1, 1, 2, 0, -1]),
+        back=st.sampled_from([0, 0, 1, 3, -1, -2]),
         num_right=st.integers(0, 5),
-        num_wrong=st.integers(0, 2),
-        is_corrupt=st.sampled_from([False] * 5 + [True]),
+        is_during_step=st.booleans(),
     )
+    def odd_round(self, session: int, round_change: int, back: int, num_right: int, is_during_step: bool) -> None:
+        if is_during_step:
+            self.verify(session)
+            self.begin_step()
+        self.verify(session, round_change=round_change, back=back, num_right=num_right)
+
+    @rule(session=session_ids, epoch_change=st.sampled_from([-1, 0, 1]), is_corrupt=st.booleans())
+    def wrong_round(self, session: int, epoch_change: int, is_corrupt: bool) -> None:
+        self.verify(session, epoch_change=epoch_change, is_corrupt=is_corrupt)
+
     def verify(
         self,
         session: int,
-        epoch_change: int,
-        round_change: int,
-        back: int,
-        num_right: int,
-        num_wrong: int,
-        is_corrupt: bool,
+        epoch_change: int = 0,
+        round_change: int = 1,
+        back: int = 0,
+        num_right: int = 0,
+        num_wrong: int = 0,
+        is_corrupt: bool = False,
     ) -> None:
+        """One verify item, changed in some way from the one that should come next."""
         known = self.expected.get(session)
         subject = known or Expected(1)
         number = max(1, max(subject.last_round, subject.newest) + round_change)
@@ -157,12 +183,13 @@ class Rounds(RuleBasedStateMachine):
         before = len(self.bench.answers)
         self.bench.table.commit(self.computed)
         self.computed = None
-        given = {(a.stamp.session_id, a.stamp.round): a.outcome for _, a in self.bench.answers[before:]}
+        answers = [answer for _, answer in self.bench.answers[before:]]
+        given = {(int(answer.stamp.session_id), answer.stamp.round): answer.outcome for answer in answers}
         for session, known in self.in_step:
             if self.expected.get(session) is not known:
                 continue
             assert known.verifying is not None
-            verdict = given.pop((session, known.verifying.round))  # type: ignore[call-overload]
+            verdict = given.pop((session, known.verifying.round))
             assert isinstance(verdict, Verdict)
             assert list(verdict.token_ids) == known.decide()
             known.tokens = [*known.verifying.base, *verdict.token_ids]
@@ -172,7 +199,7 @@ class Rounds(RuleBasedStateMachine):
                 if error is None:
                     known.tokens = known.pending.base
                 else:
-                    assert code(given.pop((session, known.pending.round))) is error  # type: ignore[call-overload]
+                    assert code(given.pop((session, known.pending.round))) is error
                     known.pending = None
         assert not given
 

@@ -13,6 +13,7 @@ import torch
 from engine.backends.toy_backend import ToyEngine
 from engine.sampling.draft_sampler import sample_drafts
 from engine.sampling.rows import Row
+from tandem.common.v1 import common_pb2
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tandem.types import (
     DraftProbsTransport,
@@ -80,10 +81,17 @@ def drafts_from(session: SessionSpec) -> Callable[[Sequence[int], int], Proposal
 
 
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, seed=11)
-SPARSE = {
-    "verification_policy": VerificationPolicy.REJECTION,
-    "draft_probs_transport": DraftProbsTransport.SPARSE,
-}
+
+
+def sparse_spec(sampling: SamplingParams, max_tokens: int = 20) -> SessionSpec:
+    """A session verified by rejection, whose drafts come with the distribution they were sampled from."""
+    return spec(
+        PROMPT,
+        max_tokens,
+        sampling,
+        verification_policy=VerificationPolicy.REJECTION,
+        draft_probs_transport=DraftProbsTransport.SPARSE,
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,7 +125,7 @@ def test_greedy_and_coupled_outputs_equal_direct_sampling_whatever_the_drafts(se
 
 
 def test_rejection_accepts_an_honest_draft_that_equals_the_target_and_bonus_tokens_are_the_samplers() -> None:
-    session = spec(max_tokens=24, sampling=SamplingParams(temperature=0.8, seed=3), **SPARSE)
+    session = sparse_spec(SamplingParams(temperature=0.8, seed=3), max_tokens=24)
 
     async def scenario(service: Service, client: Client) -> None:
         tokens, verdicts = await generate(client, session, drafts_from(session))
@@ -181,6 +189,17 @@ def test_a_message_of_rounds_with_different_numbers_of_drafts_is_one_forward() -
     run(scenario, engine)
 
 
+def test_a_prompt_of_many_chunks_needs_no_further_message_to_be_finished() -> None:
+    session = spec(tuple(number % 30 for number in range(100)))
+
+    async def scenario(service: Service, client: Client) -> None:
+        _, verdict = await client.ask(open_item(session), verify_item(stamp(session.token_ids, 1)))
+        assert isinstance(verdict, Verdict)
+        assert list(verdict.token_ids) == plain_decode(session, most=1)
+
+    run(scenario, limits=Limits(max_step_tokens=17))
+
+
 def bad_items() -> list[tuple[str, target_pb2.VerifyItem, ErrorCode, str]]:
     """Items for session 2 (greedy) and 3 (sparse rejection), each wrong in one way."""
     greedy, sparse = stamp(PROMPT, 1, 2), stamp(PROMPT, 1, 3)
@@ -189,14 +208,14 @@ def bad_items() -> list[tuple[str, target_pb2.VerifyItem, ErrorCode, str]]:
     ragged = verify_item(sparse, [1])
     ragged.verify.proposal.draft_probs.add(token_ids_u32=b"123", probs_f32=b"1234")
     block = open_item(spec(), 4)
-    block.open.verification_policy = 4
+    block.open.verification_policy = common_pb2.VERIFICATION_POLICY_BLOCK
     unset = open_item(spec(), 5)
     unset.open.ClearField("verification_policy")
     seedless = open_item(spec(), 6)
     seedless.open.sampling.ClearField("seed")
 
     def probs(*values: float) -> Proposal:
-        return Proposal((1,), (SparseProbs(np.arange(len(values), dtype=np.uint32), np.float32(values)),))
+        return Proposal((1,), (SparseProbs(np.arange(len(values), dtype=np.uint32), np.array(values, np.float32)),))
 
     invalid, unimplemented = ErrorCode.INVALID_ARGUMENT, ErrorCode.UNIMPLEMENTED
     return [
@@ -225,7 +244,7 @@ def test_every_bad_item_gets_its_own_typed_error_and_its_neighbours_do_not_notic
 
     async def scenario(service: Service, client: Client) -> None:
         await client.ask(open_item(spec(), 1), open_item(spec(), 2))
-        await client.ask(open_item(spec(sampling=SAMPLED, **SPARSE), 3))
+        await client.ask(open_item(sparse_spec(SAMPLED), 3))
         tokens = list(PROMPT)
         for number, (name, item, code, text) in enumerate(cases, 1):
             good = verify_item(stamp(tokens, number, 1))

@@ -152,6 +152,46 @@ def test_a_stream_that_ends_frees_its_own_sessions_and_no_others() -> None:
     assert (len(bench.table), bench.used_blocks(), bench.table.load().running) == (0, 0, 0)
 
 
+def test_a_repeated_open_that_waits_is_answered_once() -> None:
+    bench = Bench(limits=Limits(max_sessions=1))
+    bench.open(spec(), 1)
+    assert bench.open(spec(), 2) is None
+    assert bench.open(spec(), 2) is None
+    bench.close(stamp(PROMPT, 0, 1))
+    opened = [a for _, a in bench.answers if a.stamp.session_id == 2]
+    assert [answer.outcome for answer in opened] == [Opened()]
+    assert bench.table.load().stale_items == 1
+
+
+def test_a_reopen_gives_its_room_to_whoever_waits_and_queues_again() -> None:
+    bench = Bench(limits=Limits(max_sessions=1))
+    bench.open(spec(), 1)
+    bench.open(spec(), 2)
+    bench.open(spec(), 1, epoch=2)
+    assert [a.stamp.session_id for _, a in bench.answers if a.outcome == Opened()] == [1, 2]
+    assert isinstance(bench.round(list(PROMPT), 1, session=2), Verdict)
+    bench.close(stamp(PROMPT, 0, 2))
+    assert isinstance(bench.round(list(PROMPT), 1, session=1, epoch=2), Verdict)
+
+
+@pytest.mark.parametrize("is_whole_stream", [False, True])
+def test_a_session_can_go_while_it_waits_for_room(is_whole_stream: bool) -> None:
+    bench = Bench(limits=Limits(max_sessions=1))
+    other = StreamId(2)
+    bench.open(spec(), 1)
+    bench.open(spec(), 2, stream=other)
+    bench.submit(stamp(PROMPT, 1, 2), stream=other)
+    bench.open(spec(), 3)
+    if is_whole_stream:
+        bench.table.end_stream(other)
+    else:
+        assert bench.close(stamp(PROMPT, 0, 2), other) == Closed()
+    assert bench.table.load().waiting == 1
+    bench.close(stamp(PROMPT, 0, 1))
+    assert isinstance(bench.round(list(PROMPT), 1, session=3), Verdict)
+    assert (bench.table.load().running, bench.table.load().waiting) == (1, 0)
+
+
 def test_with_room_for_two_and_a_half_sessions_the_third_waits_then_runs() -> None:
     bench = Bench(toy(num_blocks=25, block_size=4))
     session = spec(max_tokens=37)  # 40 tokens: 10 blocks

@@ -1,14 +1,16 @@
-"""The verifier: cuts at endings, exact rows after every round, one forward a step, errors stay with their session."""
+"""The verifier: cuts at endings, exact rows after every round, one forward a step, errors that stay alone."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 
-from engine.backends.toy_backend import LogitsOf
+from engine.backends.base import SequenceInput
+from engine.backends.toy_backend import LogitsOf, ToyEngine
 from engine.sampling.policies import Decision, VerifyRows
 from tandem.rng import F32
-from tandem.types import FinishReason, ItemError, Proposal, SamplingParams, Verdict
+from tandem.types import FinishReason, ItemError, Proposal, SamplingParams, Verdict, VerificationPolicy
 from target_service.step import StepItem, StepPlan
 from target_service.verifier import Verifier, cut
 from tests.target.harness import LOGITS, VOCAB, Bench, plain_decode, spec, stamp, toy
@@ -142,11 +144,15 @@ def broken_after(prefix: Sequence[int], value: float) -> LogitsOf:
     return logits_of
 
 
+@pytest.mark.parametrize("policy", [VerificationPolicy.COUPLED, VerificationPolicy.REJECTION])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_non_finite_logits_fail_their_own_session_only(value: float, caplog: pytest.LogCaptureFixture) -> None:
+def test_non_finite_logits_fail_their_own_session_only(
+    value: float, policy: VerificationPolicy, caplog: pytest.LogCaptureFixture
+) -> None:
     bench = Bench(toy(broken_after((7, 7), value)))
-    sampling = SamplingParams(temperature=0.7, seed=3)
-    good, bad = spec((1, 2), sampling=sampling), spec((7, 7), sampling=sampling)
+    sampling = SamplingParams(temperature=0.7, top_p=0.9, seed=3)
+    good = spec((1, 2), sampling=sampling)
+    bad = spec((7, 7), sampling=sampling, verification_policy=policy)
     for number, session in ((1, good), (2, bad), (3, good)):
         bench.open(session, number)
         bench.submit(stamp(session.token_ids, 1, number), (4, 5))
@@ -162,6 +168,18 @@ def test_non_finite_logits_fail_their_own_session_only(value: float, caplog: pyt
     assert len(bench.table) == 2
     assert bench.used_blocks() == sum(-(-len(held.token_ids) // 4) for held in bench.engine._sequences.values())
     assert len(bench.engine._sequences) == 2
+
+
+def test_an_engines_logits_may_be_inference_tensors() -> None:
+    class InferenceEngine(ToyEngine):
+        @torch.inference_mode()
+        def forward_per_position_logits(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
+            return super().forward_per_position_logits(inputs)
+
+    session = spec(sampling=SamplingParams(temperature=0.7, frequency_penalty=1.0, seed=3))
+    bench = Bench(InferenceEngine(LOGITS, VOCAB))
+    bench.open(session)
+    assert list(bench.round([1, 2, 3], 1).token_ids) == plain_decode(session, most=1)
 
 
 def test_a_step_that_raises_leaves_no_sequence_of_its_own_behind() -> None:
