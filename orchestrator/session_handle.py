@@ -51,7 +51,7 @@ class SessionHandle(Generic[ItemT, ResultT]):
     @property
     def needs_open(self) -> bool:
         """Whether the replica does not have the session: never opened, told so, or the stream was lost."""
-        return not self._is_open or self._generation != self.link.generation
+        return not (self._is_open and self.link.is_up and self._generation == self.link.generation)
 
     def mark_lost(self) -> None:
         """The replica said that it does not have this session as we do."""
