@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import grpc
-from engine.backends.options import add_engine_arguments, engine_settings, positive_int
 
 from draft_service.proposers.base import Proposer
 from draft_service.proposers.registry import ProposerError, ProposerSettings, load_proposer, proposer_names
 from draft_service.server import SERVICE_NAME, DraftServicer
 from draft_service.service import DraftLimits, DraftService
 from engine.backends.base import EngineError
+from engine.backends.options import add_engine_arguments, engine_settings, positive_int
 from tandem.draft.v1 import draft_pb2_grpc
 from tandem.serving.channels import MAX_INNER_MESSAGE_BYTES, AddressError
 from tandem.serving.life import PortInUseError, ServerSettings, configure_logging, run_server
@@ -42,11 +42,19 @@ def main(argv: list[str] | None = None) -> int:
     settings = ProposerSettings(args.max_ngram_size, args.min_ngram_size, args.max_sessions, engine_settings(args))
     try:
         proposer = load_proposer(args.proposer, settings)
+    except (ProposerError, EngineError, ValueError, OSError) as error:
+        return _refuse(error)
+    try:
         asyncio.run(serve(args, proposer))
-    except (ProposerError, EngineError, AddressError, PortInUseError, OSError, ValueError) as error:
-        sys.stderr.write(f"draft_service: {error}\n")
-        return 2
+    except (AddressError, PortInUseError, OSError) as error:
+        return _refuse(error)
     return 0
+
+
+def _refuse(error: Exception) -> int:
+    """Say on one line why the service does not start -> the exit code."""
+    sys.stderr.write(f"draft_service: {error}\n")
+    return 2
 
 
 async def serve(args: argparse.Namespace, proposer: Proposer) -> None:

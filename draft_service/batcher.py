@@ -41,6 +41,7 @@ class Batcher:
         self._waiting: list[WaitingRound] = []
         self._forgotten: list[SessionKey] = []
         self._worker: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     @property
     def num_waiting(self) -> int:
@@ -58,13 +59,14 @@ class Batcher:
         self._wake()
 
     async def aclose(self) -> None:
-        """Finish what waits and end the compute thread."""
+        """Finish what waits and end the compute thread; what comes later is left undone."""
+        self._is_closed = True
         if self._worker is not None:
             await self._worker
         self._compute.close()
 
     def _wake(self) -> None:
-        if self._worker is None or self._worker.done():
+        if not self._is_closed and (self._worker is None or self._worker.done()):
             self._worker = asyncio.create_task(self._work())
 
     async def _work(self) -> None:
@@ -99,8 +101,7 @@ class Batcher:
         self, forgotten: Sequence[SessionKey], batch: Sequence[ProposeInput]
     ) -> "tuple[list[Answer], KvUsage | None]":
         """On the compute thread: forget, propose, trim -> an answer an input, and the block accounting after."""
-        for key in forgotten:
-            self._proposer.forget(key)
+        self._forget_now(forgotten)
         answers: list[Answer] = []
         try:
             proposals = self._proposer.propose(batch) if batch else []
@@ -109,6 +110,13 @@ class Batcher:
         except Exception:  # noqa: BLE001 - a bug of a proposer costs its batch the drafts, never the service
             _log.exception("the proposer failed for a batch of %d", len(batch))
             answers = [ItemError(ErrorCode.INTERNAL, "internal error") for _ in batch]
-            for item in batch:
-                self._proposer.forget(item.session_key)
+            self._forget_now([item.session_key for item in batch])
         return answers, self._proposer.kv_usage()
+
+    def _forget_now(self, keys: Sequence[SessionKey]) -> None:
+        """On the compute thread."""
+        for key in keys:
+            try:
+                self._proposer.forget(key)
+            except Exception:  # noqa: BLE001 - as above; the other sessions are still forgotten
+                _log.exception("the proposer failed to forget a session")

@@ -96,6 +96,8 @@ class SessionTable:
                 ErrorCode.UNKNOWN_SESSION,
                 f"session {stamp.session_id} epoch {stamp.epoch} is not open on this stream",
             )
+        if stamp.round == 0:
+            raise ItemError(ErrorCode.INVALID_ARGUMENT, "stamp.round: 0 is the open's; rounds count from 1")
         if stamp.epoch < session.epoch or stamp.round < session.round:
             return Dropped.STALE
         if stamp.round == session.round:

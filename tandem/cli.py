@@ -3,8 +3,8 @@
 import asyncio
 import os
 import sys
-from enum import Enum
-from typing import Annotated
+from enum import StrEnum
+from typing import Annotated, Any
 
 import grpc
 import typer
@@ -27,7 +27,7 @@ app.add_typer(bench_app, name="bench")
 app.command("generate")(generate_command.generate)
 
 
-class Service(str, Enum):
+class Service(StrEnum):
     """The three services."""
 
     DRAFT = "draft"
@@ -89,9 +89,9 @@ def up(
     threads: cluster_options.Threads = None,
     toy: cluster_options.Toy = None,
     host: Annotated[str, typer.Option(help="Where all three services listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The orchestrator's; target and draft take the next two. 0: free ones.")] = (
-        50050
-    ),
+    port: Annotated[
+        int, typer.Option(help="The orchestrator's; target and draft take the next two. 0: free ones.")
+    ] = (50050),
     insecure: Annotated[bool, typer.Option(help="Accept a host that is not loopback, in clear text.")] = False,
 ) -> None:
     """Start the three services, say when they are ready, stop them all at Ctrl-C or SIGTERM."""
@@ -148,9 +148,8 @@ def health(
 
     async def check() -> int:
         async with open_channel(address) as channel:
-            answer = await health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S
-            )
+            stub: Any = health_pb2_grpc.HealthStub(channel)  # its stubs lack the methods
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S)
             return int(answer.status)
 
     try:

@@ -1,10 +1,10 @@
 """The options by which `up` and `generate` choose models and drafts, and the processes they stand for."""
 
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -46,7 +46,7 @@ class ClusterChoice:
         ports = (port, port + 1, port + 2) if port else (0, 0, 0)
         front, target, draft = (f"{host}:{number}" for number in ports)
         common = ["--insecure"] if self.insecure else []
-        tokenizer = ["--toy", self.toy] if self.toy else ["--model", self.model]
+        tokenizer = ["--toy-vocab", toy_vocab(self.toy)] if self.toy else ["--model", self.model]
         return ClusterPlan(
             target=[*self._engine_arguments(self.model), *common],
             draft=self._draft_arguments(common),
@@ -70,14 +70,19 @@ class ClusterChoice:
         return None
 
 
+def toy_vocab(toy: str) -> str:
+    """The vocabulary size a toy engine's options name; OptionError without one."""
+    match = re.search(r"\bvocab=(\d+)\b", toy)
+    if match is None:
+        raise OptionError(f"--toy {toy!r} must name its vocabulary, e.g. hashed:vocab=512")
+    return match[1]
+
+
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
     """Inside, SIGTERM raises KeyboardInterrupt like Ctrl-C, so that children are stopped in order."""
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:

@@ -41,7 +41,9 @@ class ServiceProcess:
         while not self.ready_file.exists():
             code = self.process.poll()
             if code is not None:
-                raise ServiceStartError(f"the {self.service} service ended with exit code {code} before it was ready")
+                raise ServiceStartError(
+                    f"the {self.service} service ended with exit code {code} before it was ready"
+                )
             if time.monotonic() > deadline:
                 raise ServiceStartError(f"the {self.service} service was not ready within {timeout_s:g} s")
             time.sleep(_POLL_S)

@@ -75,10 +75,6 @@ class Admission:
             self._admitted.remove(session)
             self._num_reserved_blocks -= session.num_blocks
 
-    def waiting(self) -> list[Session]:
-        """The queue, first come first."""
-        return list(self._waiting)
-
     def _fits(self, session: Session) -> bool:
         has_blocks = self._num_reserved_blocks + session.num_blocks <= self._total_blocks
         return has_blocks and len(self._admitted) < self._max_sessions

@@ -25,6 +25,7 @@ class Verifier:
     def __init__(self, engine: SpeculativeEngine) -> None:
         self._engine = engine
 
+    @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
         """Release, roll back, forward, decide, truncate to what was committed.
 

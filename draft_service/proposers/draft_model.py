@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import torch
+
 from draft_service.proposers.base import ProposeInput, ProposerCapabilities, SessionKey
 from draft_service.proposers.draft_kv import DraftKv
 from engine.backends.base import (
@@ -101,10 +103,11 @@ class DraftModelProposer:
         active = [draft for draft in drafts if draft.wants_more]
         for draft in active:
             draft.pending = self.kv.roll_back(draft.key, draft.item.committed_token_ids)
-        self._catch_up(active, protected)
-        while active:
-            self._draft_one(active, protected)
-            active = [draft for draft in active if draft.wants_more]
+        with torch.inference_mode():  # an engine's logits may be inference tensors, and sampling overwrites them
+            self._catch_up(active, protected)
+            while active:
+                self._draft_one(active, protected)
+                active = [draft for draft in active if draft.wants_more]
         return [Proposal(tuple(draft.token_ids), tuple(draft.draft_probs)) for draft in drafts]
 
     def forget(self, session_key: SessionKey) -> None:

@@ -37,9 +37,8 @@ def _ngram(settings: ProposerSettings) -> Proposer:
 
 
 def _draft_model(settings: ProposerSettings) -> Proposer:
-    from engine.backends.registry import load_engine
-
     from draft_service.proposers.draft_model import DraftModelProposer  # torch, only for who needs it
+    from engine.backends.registry import load_engine
 
     if settings.engine is None:
         raise ProposerError("proposer 'draft_model' needs a model: name one with --model")

@@ -5,8 +5,8 @@ import logging
 import torch
 
 from engine.backends.torch_backend import TorchEngine
-from engine.kernels.choice import choose_kernels
 from engine.kernels.base import LayerKernels
+from engine.kernels.choice import choose_kernels
 from engine.models.config import LoadedModel, ModelConfig
 from engine.models.linear import ChunkedLinear, LinearType, PackedLinear, packed_linear_is_available
 from engine.models.llama import LlamaModel, build_llama

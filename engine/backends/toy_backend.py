@@ -156,7 +156,9 @@ class ToyEngine:
     def _forward(
         self, kind: Literal["advance", "logits", "argmax"], inputs: Sequence[SequenceInput]
     ) -> torch.Tensor:
-        """Check everything, take blocks, append, compute -> float32 [R, V]."""
+        """Check everything, take blocks, append, compute -> float32 [R, V]; no inputs are no forward."""
+        if not inputs:
+            return torch.empty((0, self._capabilities.vocab_size))
         self._check(inputs)
         sequences = [self._sequence(item.sequence_id) for item in inputs]
         new_lens = [len(s.token_ids) + len(item.token_ids) for s, item in zip(sequences, inputs, strict=True)]
@@ -167,7 +169,7 @@ class ToyEngine:
             sequence.token_ids.extend(item.token_ids)
             end = len(sequence.token_ids)
             for row_end in range(end - item.num_logits_rows + 1, end + 1):
-                rows.append(torch.from_numpy(self._logits_of(sequence.token_ids[:row_end])))
+                rows.append(torch.tensor(self._logits_of(sequence.token_ids[:row_end]), dtype=torch.float32))
         num_tokens = sum(len(item.token_ids) for item in inputs)
         self.calls.append(ToyCall(kind, len(inputs), num_tokens, len(rows)))
         self._delay(num_tokens)

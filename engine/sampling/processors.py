@@ -15,7 +15,7 @@ import torch
 from engine.sampling.rows import Row
 from tandem.types import SamplingParams, SessionSpec
 
-_FIRST_SORTED = 1024  # tokens top_p sorts before it asks for more
+_SORTED_SPANS = (5.0, 10.0, math.inf)  # below the largest logit, in which top_p sorts
 _MASKED = -math.inf
 
 
@@ -155,20 +155,17 @@ def _keep_top_k(logits: torch.Tensor, top_k: int) -> None:
 def _keep_top_p(logits: torch.Tensor, top_p: float) -> None:
     """Keep a token while the probabilities before it, by (logit descending, id ascending), sum to less than top_p.
 
-    The first is always kept. Sorts a prefix of the vocabulary and doubles it while the prefix is too short.
+    The first is always kept. Only tokens near the largest logit are sorted, and more when they are too few.
     """
-    vocab_size = logits.shape[0]
     # [V]
     probs = torch.softmax(logits.double(), dim=0)
-    num_sorted = min(_FIRST_SORTED, vocab_size)
-    while True:
-        threshold = torch.topk(logits, num_sorted).values[-1]
-        token_ids = (logits >= threshold).nonzero()[:, 0]  # all ties of the last, ids ascending
+    peak = float(logits.max())
+    for span in _SORTED_SPANS:
+        token_ids = (logits > peak - span).nonzero()[:, 0]  # ids ascending, equal logits together in or out
         token_ids = token_ids[torch.sort(logits[token_ids], descending=True, stable=True).indices]
         cumulative = probs[token_ids].cumsum(dim=0)
-        if num_sorted == vocab_size or cumulative[-1] >= top_p:
+        if cumulative[-1] >= top_p:
             break
-        num_sorted = min(2 * num_sorted, vocab_size)
     kept = token_ids[: int((cumulative < top_p).sum()) + 1]
     values = logits[kept]
     logits.fill_(_MASKED)

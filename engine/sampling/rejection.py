@@ -55,5 +55,5 @@ def residual(p: F64, q: Q) -> F64:
 
 def sample_weights(weights: F64, key: NoiseKey) -> int:
     """A token with probability proportional to `weights` [V], by Gumbel-max over their logarithms."""
-    token_ids = np.flatnonzero(weights)
-    return gumbel_argmax(np.log(weights[token_ids]), key, token_ids)
+    with np.errstate(divide="ignore"):  # the logarithm of 0 is -inf: never chosen
+        return gumbel_argmax(np.log(weights), key)

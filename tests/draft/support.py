@@ -1,4 +1,4 @@
-"""What the draft tests share: specs, a target that verifies with the real policies, a proposer under test control."""
+"""What the draft tests share: specs, a target with the real policies, a proposer under the test's control."""
 
 import threading
 from collections.abc import Sequence
@@ -9,9 +9,8 @@ import torch
 from draft_service.proposers.base import ProposeInput, ProposerCapabilities, SessionKey
 from engine.backends.base import KvUsage
 from engine.backends.toy_backend import LogitsOf
-from engine.sampling.policies import Decision, VerifyRows, rows_of, verify
+from engine.sampling.policies import Decision, VerifyRows, check_proposal, rows_of, verify
 from engine.sampling.processors import process
-from engine.sampling.proposal_check import check_proposal
 from tandem.types import DraftProbsTransport, Proposal, SamplingParams, SessionSpec, VerificationPolicy
 
 VOCAB = 32

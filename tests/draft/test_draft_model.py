@@ -2,22 +2,24 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draft_service.proposers.base import ProposeInput, SessionKey
 from draft_service.proposers.draft_kv import common_prefix_len
 from draft_service.proposers.draft_model import DraftModelProposer
-from engine.backends.base import UnsupportedEngineError
+from engine.backends.base import SequenceInput, UnsupportedEngineError
 from engine.backends.toy_backend import ToyEngine, hashed_logits, scripted_logits
 from tandem.types import DraftProbsTransport, Proposal, SessionSpec, VerificationPolicy
 from tests.draft.support import VOCAB, commit, coupled_spec, decide, make_spec
 
 LOGITS = hashed_logits(VOCAB)
-PROCESSORS = {
+PROCESSORS: dict[str, Any] = {
     "top_k": 12,
     "top_p": 0.9,
     "min_p": 0.01,
@@ -83,7 +85,9 @@ def test_twenty_tokens_of_full_accepts_take_four_rounds_of_four_drafts() -> None
 
 
 @pytest.mark.parametrize("policy", ["greedy", "coupled"])
-def test_after_every_forced_acceptance_rows_are_strict_and_drafts_are_those_of_a_fresh_proposer(policy: str) -> None:
+def test_after_every_forced_acceptance_rows_are_strict_and_drafts_are_those_of_a_fresh_proposer(
+    policy: str,
+) -> None:
     spec = SPECS[policy]
     proposer, toy = make_proposer()
     committed = list(spec.token_ids)
@@ -207,6 +211,18 @@ def test_out_of_blocks_within_a_batch_costs_only_the_last_session_its_drafts() -
     assert toy.kv_usage().used_blocks == 0
 
 
+def test_logits_may_be_inference_tensors() -> None:
+    class InferenceEngine(ToyEngine):
+        def forward_per_position_logits(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
+            with torch.inference_mode():
+                return super().forward_per_position_logits(inputs).clone()
+
+    spec = SPECS["coupled with processors"]
+    proposer = DraftModelProposer(InferenceEngine(LOGITS, VOCAB))
+    plain, _ = make_proposer()
+    assert propose_one(proposer, spec, spec.token_ids, 3) == propose_one(plain, spec, spec.token_ids, 3)
+
+
 def test_a_backend_that_cannot_truncate_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedEngineError, match="'toy' cannot speculate"):
         DraftModelProposer(ToyEngine(LOGITS, VOCAB, can_truncate=False))
@@ -215,7 +231,7 @@ def test_a_backend_that_cannot_truncate_is_refused_by_name() -> None:
 def test_under_rejection_the_returned_q_is_what_was_sampled_from_and_the_output_stays_the_targets() -> None:
     draft_logits, target_logits = np.log(np.array([0.2, 0.3, 0.5])), np.log(np.array([0.5, 0.3, 0.2]))
     proposer = DraftModelProposer(ToyEngine(lambda ids: draft_logits.astype(np.float32), 3))
-    num_seeds = 3000
+    num_seeds = 1500
     drafted: Counter[int] = Counter()
     emitted: Counter[int] = Counter()
     num_accepted = 0
@@ -238,9 +254,9 @@ def test_under_rejection_the_returned_q_is_what_was_sampled_from_and_the_output_
         emitted[committed[1]] += 1
         num_accepted += decision.num_accepted
     share = 1 / num_seeds
-    assert [drafted[token] * share for token in range(3)] == pytest.approx([0.2, 0.3, 0.5], abs=0.035)
-    assert [emitted[token] * share for token in range(3)] == pytest.approx([0.5, 0.3, 0.2], abs=0.035)
-    assert num_accepted * share == pytest.approx(0.7, abs=0.035)
+    assert [drafted[token] * share for token in range(3)] == pytest.approx([0.2, 0.3, 0.5], abs=0.04)
+    assert [emitted[token] * share for token in range(3)] == pytest.approx([0.5, 0.3, 0.2], abs=0.04)
+    assert num_accepted * share == pytest.approx(0.7, abs=0.04)
 
 
 @given(st.lists(st.integers(0, 1), max_size=1200), st.integers(0, 1200), st.booleans())

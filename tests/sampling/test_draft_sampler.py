@@ -85,8 +85,8 @@ def test_a_sparse_draft_is_the_gumbel_argmax_of_the_numbers_that_travel() -> Non
 
 def test_drafts_are_distributed_as_the_q_they_are_sent_with() -> None:
     q = np.array([0.5, 0.3, 0.15, 0.05])
-    rows = [Row(make_spec(REJECTION, SPARSE, seed=seed), PROMPT) for seed in range(4000)]
-    drafts, probs = sample_drafts(logits_of(q).repeat(4000, 1), rows)
+    rows = [Row(make_spec(REJECTION, SPARSE, seed=seed), PROMPT) for seed in range(2000)]
+    drafts, probs = sample_drafts(logits_of(q).repeat(2000, 1), rows)
     assert worst_deviation(np.bincount(drafts, minlength=4), q) < 5
     assert probs[0] is not None
     assert sparse_q(probs[0])[1] == pytest.approx(q, abs=1e-6)

@@ -42,6 +42,16 @@ def test_pruning_chooses_what_noise_for_every_token_chooses(
     assert gumbel_argmax(values, key) == in_full(values, key)
 
 
+@pytest.mark.parametrize("spread", [0.3, 1.0, 2.0, 4.0, 8.0])
+@pytest.mark.parametrize("digits", [0, 6])
+def test_pruning_a_large_vocabulary_in_two_draws_chooses_the_same(spread: float, digits: int) -> None:
+    generator = np.random.default_rng(5)
+    for position in range(30):
+        values: FloatArray = np.round(generator.standard_normal(20_000) * spread, digits).astype(np.float32)
+        key = NoiseKey(17, 0, position, 0)
+        assert gumbel_argmax(values, key) == in_full(values, key)
+
+
 def test_equal_scores_go_to_the_lowest_id() -> None:
     # At this size float32 has no room for the noise: every score ties.
     values: F32 = np.full(9000, -np.inf, dtype=np.float32)

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.backends.toy_backend import hashed_logits
 from engine.sampling import policies_reference
 from engine.sampling.policies import Decision, VerifyRows, check_proposal, rows_of, verify, verify_argmax
 from engine.sampling.processors import process
@@ -87,10 +88,12 @@ def test_an_accepted_or_emitted_token_is_never_masked(seed: int, kinds: list[tup
         start += request.num_rows
 
 
+NEXT_LOGITS = hashed_logits(V, scale=1.0)
+
+
 def next_logits(committed: list[int]) -> torch.Tensor:
     """Logits [V] that depend on the whole prefix."""
-    generator = np.random.default_rng(committed)
-    return torch.from_numpy(generator.standard_normal(V).astype(np.float32) * 1.5)
+    return torch.from_numpy(NEXT_LOGITS(committed))
 
 
 def plain(spec: SessionSpec, num_tokens: int) -> list[int]:
@@ -102,11 +105,11 @@ def plain(spec: SessionSpec, num_tokens: int) -> list[int]:
     return committed
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 2**64 - 1),
     temperature=st.sampled_from([0.0, 0.8, 1.0]),
-    rounds=st.lists(st.lists(st.integers(0, V - 1), max_size=4), min_size=12, max_size=12),
+    rounds=st.lists(st.lists(st.integers(0, V - 1), max_size=4), min_size=8, max_size=8),
     honest=st.booleans(),
     penalty=st.sampled_from([0.0, 1.5]),
 )
@@ -114,7 +117,7 @@ def test_greedy_and_coupled_emit_plain_decodings_tokens_whatever_the_drafts(
     seed: int, temperature: float, rounds: list[list[int]], honest: bool, penalty: float
 ) -> None:
     spec = make_spec(temperature=temperature, seed=seed, frequency_penalty=penalty, top_p=0.95)
-    expected = plain(spec, 60)
+    expected = plain(spec, 40)
     committed = list(PROMPT)
     for guesses in rounds:
         right = expected[len(committed) : len(committed) + len(guesses)]

@@ -126,3 +126,21 @@ def test_the_bonus_and_the_plain_token_come_from_the_regular_sampler() -> None:
         request = VerifyRows(rejection, range(position), Proposal((1,), (sparse(certain),)))
         decision = verify(logits_of([certain, TOY_P]), [request])[0]
         assert decision == Decision(1, real_round(coupled, position + 1, TOY_P, Proposal()).next_token_id)
+
+
+def test_rounds_of_two_drafts_and_a_bonus_emit_the_targets_joint_distribution() -> None:
+    p = [TOY_P, np.array([0.1, 0.6, 0.3]), np.array([0.3, 0.3, 0.4])]  # of the first, second and third token
+    q = [TOY_Q, np.array([0.4, 0.2, 0.4])]
+    counts = np.zeros((3, 3, 3))
+    for base in range(FIRST_POSITION, FIRST_POSITION + 1500):
+        spec = make_spec(REJECTION, SPARSE, seed=base)
+        first_row, second_row = Row(spec, range(base)), Row(spec, range(base), (0,))
+        drafts, probs = sample_drafts(logits_of(q), [first_row, second_row])
+        proposal = Proposal(tuple(drafts), tuple(entry for entry in probs if entry))
+        decision = verify(logits_of(p), [VerifyRows(spec, range(base), proposal)])[0]
+        tokens = [*drafts[: decision.num_accepted], decision.next_token_id]
+        while len(tokens) < 3:  # later rounds, without drafts
+            row = real_round(spec, base + len(tokens), p[len(tokens)], Proposal())
+            tokens.append(row.next_token_id)
+        counts[tuple(tokens)] += 1
+    assert worst_deviation(counts, np.einsum("i,j,k->ijk", *p)) < 5

@@ -30,7 +30,7 @@ def uniforms(seed: int, num_rounds: int) -> F64:
 def sampled_drafts(q: Probs, seed: int, num_rounds: int) -> np.ndarray:
     """What an honest drafter proposes in each round -> [N]."""
     with np.errstate(divide="ignore"):
-        return np.argmax(np.log(q) + noise(seed, Stream.DRAFT, num_rounds, q.size), axis=1)
+        return np.asarray(np.argmax(np.log(q) + noise(seed, Stream.DRAFT, num_rounds, q.size), axis=1))
 
 
 def verify_first_drafts(p: Probs, q: Probs, drafts: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -22,7 +22,7 @@ from tandem.codec import (
     verdict_from_proto,
 )
 from tandem.prefix_hash import HashedTokens
-from tandem.serving.channels import open_channel
+from tandem.serving.channels import MAX_INNER_MESSAGE_BYTES, open_channel, server_options
 from tandem.serving.errors import LifecycleInterceptor
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tandem.types import (
@@ -160,6 +160,7 @@ class Client:
     call: "grpc.aio.StreamStreamCall[target_pb2.VerifyRequest, target_pb2.VerifyResponse]"
     responses: list[target_pb2.VerifyResponse]
     waiting: dict[Stamp, "asyncio.Future[object]"]
+    writing: asyncio.Lock  # a call takes one write at a time
 
     async def send(self, *items: target_pb2.VerifyItem) -> list["asyncio.Future[object]"]:
         """Items in one message -> a future for each."""
@@ -168,7 +169,8 @@ class Client:
             future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
             self.waiting[stamp_from_proto(item.stamp)] = future
             futures.append(future)
-        await self.call.write(target_pb2.VerifyRequest(items=items))
+        async with self.writing:
+            await self.call.write(target_pb2.VerifyRequest(items=items))
         return futures
 
     async def ask(self, *items: target_pb2.VerifyItem) -> list[object]:
@@ -225,7 +227,7 @@ class Service:
     async def client(self) -> AsyncIterator[Client]:
         """A stream that is cancelled at the end."""
         call = target_pb2_grpc.TargetServiceStub(self.channel).Verify()
-        client = Client(call, [], {})
+        client = Client(call, [], {}, asyncio.Lock())
         reader = asyncio.create_task(client.read())
         try:
             yield client
@@ -249,7 +251,7 @@ async def serving(engine: ToyEngine, limits: Limits | None = None) -> AsyncItera
     """A real gRPC server around the engine."""
     limits = limits or Limits()
     scheduler = Scheduler(engine, limits)
-    server = grpc.aio.server(interceptors=[LifecycleInterceptor()])
+    server = grpc.aio.server(interceptors=[LifecycleInterceptor()], options=server_options(MAX_INNER_MESSAGE_BYTES))
     info = model_info(engine.capabilities, "toy", "hash", limits.max_draft_tokens)
     target_pb2_grpc.add_TargetServiceServicer_to_server(TargetServicer(scheduler, info), server)
     port = server.add_insecure_port("127.0.0.1:0")

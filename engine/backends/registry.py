@@ -1,0 +1,90 @@
+"""Engines by name: from settings to a running engine and its vocabulary."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.backends.base import EngineError, SpeculativeEngine
+from engine.backends.toy_options import DEFAULT_TOY, build_toy_engine, parse_toy_options
+from engine.models.config import ModelFileError
+from tandem.models import ModelNotFoundError, resolve_model
+from tandem.vocabulary import Vocabulary, VocabularyError
+
+_DTYPES = {"torch": ("float32", "bfloat16"), "toy": ("float32",)}  # backend -> what it computes in
+_TOY_MAX_CONTEXT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Which engine to run, and with how much memory."""
+
+    model: str = "smollm2-135m"  # a pulled model's name, a model directory or a .gguf file
+    backend: str = "torch"
+    dtype: str = "float32"
+    kv_memory_bytes: int = 512 << 20
+    block_size: int = 16  # tokens a block
+    max_context: int | None = None  # tokens; None: the model's own limit
+    threads: int | None = None  # compute threads; None: torch's choice
+    max_step_tokens: int = 512  # most tokens of one forward
+    toy: str | None = None  # the toy backend's logits and speed, see toy_options.py
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine ready to serve, and what the handshake says about its model."""
+
+    engine: SpeculativeEngine
+    vocabulary: Vocabulary
+    model_id: str
+
+
+def load_engine(settings: EngineSettings) -> LoadedEngine:
+    """Load the model and start its engine; takes seconds for a real model.
+
+    Raises ValueError for a setting that cannot be (the message lists what exists), EngineError for a model that
+    cannot be found or used.
+    """
+    if settings.backend not in _DTYPES:
+        raise ValueError(f"backend {settings.backend!r} is unknown; there are: {', '.join(_DTYPES)}")
+    if settings.dtype not in _DTYPES[settings.backend]:
+        raise ValueError(
+            f"dtype {settings.dtype!r} is unknown to backend {settings.backend!r}; "
+            f"there are: {', '.join(_DTYPES[settings.backend])}"
+        )
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    return _load_toy(settings) if settings.backend == "toy" else _load_torch(settings)
+
+
+def _load_toy(settings: EngineSettings) -> LoadedEngine:
+    options = parse_toy_options(settings.toy or DEFAULT_TOY)
+    engine = build_toy_engine(options, settings.block_size, settings.max_context or _TOY_MAX_CONTEXT)
+    return LoadedEngine(engine, Vocabulary.toy(options.vocab), options.name)
+
+
+def _load_torch(settings: EngineSettings) -> LoadedEngine:
+    # The toy backend starts at once because none of this is imported for it.
+    from engine.backends.torch_loading import load_torch_engine
+    from engine.models.loading import load_model
+
+    try:
+        path = resolve_model(settings.model)
+        vocabulary = Vocabulary.load(path)
+        model = load_model(path)
+    except (ModelNotFoundError, ModelFileError, VocabularyError) as error:
+        raise EngineError(f"model {settings.model!r}: {error}") from error
+    engine = load_torch_engine(
+        model,
+        settings.dtype,
+        kv_memory_bytes=settings.kv_memory_bytes,
+        block_size=settings.block_size,
+        max_context=settings.max_context,
+        max_step_tokens=settings.max_step_tokens,
+    )
+    return LoadedEngine(engine, vocabulary, _model_id(path))
+
+
+def _model_id(path: Path) -> str:
+    """The directory's or file's own name: the same on every machine that holds the same model."""
+    return path.name.removesuffix(".gguf")

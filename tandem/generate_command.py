@@ -1,0 +1,154 @@
+"""`tandem generate`: one prompt, streamed to standard output, with its speculation figures when asked."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from tandem import cluster_options
+from tandem.client import GenerateOptions, GenerationResult, Prompt, SyncTandemClient, TandemError
+from tandem.processes import LocalCluster, ServiceStartError
+from tandem.serving.channels import AddressError
+
+DEFAULT_ADDRESS = "127.0.0.1:50050"
+_PROBE_TIMEOUT_S = 1.0
+_OWN_SERVICES = ("model", "dtype", "draft_model", "prompt_lookup", "threads", "toy")
+
+
+def generate(
+    context: typer.Context,
+    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads standard input.")],
+    address: Annotated[
+        str | None,
+        typer.Option(help=f"A running orchestrator. Default: {DEFAULT_ADDRESS} if it answers, else own services."),
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's message.")] = False,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens to generate.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0: greedy. Default 1.")] = None,
+    top_p: Annotated[float | None, typer.Option()] = None,
+    top_k: Annotated[int | None, typer.Option()] = None,
+    min_p: Annotated[float | None, typer.Option()] = None,
+    repetition_penalty: Annotated[float | None, typer.Option()] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end token.")] = False,
+    speculation: Annotated[bool, typer.Option(help="Use drafts.")] = True,
+    verification_policy: Annotated[
+        str | None, typer.Option(help="coupled (default when sampling) or rejection.")
+    ] = None,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Print the speculation figures to standard error.")
+    ] = False,
+    num_draft_tokens: cluster_options.NumDraftTokens = 4,
+    model: cluster_options.Model = "smollm2-135m",
+    dtype: cluster_options.Dtype = "float32",
+    draft_model: cluster_options.DraftModel = None,
+    prompt_lookup: cluster_options.PromptLookup = True,
+    threads: cluster_options.Threads = None,
+    toy: cluster_options.Toy = None,
+) -> None:
+    """Generate from PROMPT and stream the text.
+
+    Choosing models or drafts (--model, --dtype, --draft-model, --prompt-lookup, --threads, --toy) starts services
+    for this one call.
+    """
+    own = [name for name in _OWN_SERVICES if _is_given(context, name)]
+    choice = cluster_options.ClusterChoice(model, dtype, draft_model, prompt_lookup, num_draft_tokens, threads, toy)
+    options = GenerateOptions(
+        max_tokens=max_tokens,
+        seed=seed,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        stop=stop,
+        ignore_eos=ignore_eos,
+        speculation=speculation,
+        verification_policy=verification_policy,
+        num_draft_tokens=num_draft_tokens if _is_given(context, "num_draft_tokens") else None,
+    )
+    text = sys.stdin.read() if prompt == "-" else prompt
+    try:
+        with services(address, own, choice) as serving, SyncTandemClient(serving) as client:
+            result = stream(client, [{"role": "user", "content": text}] if chat else text, options)
+    except (TandemError, ServiceStartError, AddressError, cluster_options.OptionError) as error:
+        typer.echo(f"tandem: {error}", err=True)
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    if stats:
+        typer.echo(describe(result), err=True)
+
+
+@contextlib.contextmanager
+def services(address: str | None, own: list[str], choice: cluster_options.ClusterChoice) -> Iterator[str]:
+    """The address of an orchestrator: a running one, or one started for as long as the context lasts."""
+    if address is not None:
+        if own:
+            given = ", ".join(f"--{name.replace('_', '-')}" for name in own)
+            raise cluster_options.OptionError(f"--address uses running services, so {given} cannot be chosen")
+        yield address
+    elif not own and is_serving(DEFAULT_ADDRESS):
+        yield DEFAULT_ADDRESS
+    else:
+        typer.echo("starting services for this call; `tandem up` keeps them running", err=True)
+        with cluster_options.termination_as_interrupt(), LocalCluster(choice.plan(), quiet=True) as cluster:
+            yield cluster.addresses["orchestrator"]
+
+
+def is_serving(address: str) -> bool:
+    """Whether an orchestrator answers there at once."""
+    with SyncTandemClient(address) as client:
+        try:
+            client.info(timeout=_PROBE_TIMEOUT_S)
+        except TandemError:
+            return False
+    return True
+
+
+def stream(client: SyncTandemClient, prompt: Prompt, options: GenerateOptions) -> GenerationResult:
+    """Write the text as it comes; leaving early cancels the call on the server."""
+    generation = client.generate(prompt, **options)
+    chunks = iter(generation)
+    try:
+        for chunk in chunks:
+            sys.stdout.write(chunk.text)
+            sys.stdout.flush()
+    finally:
+        with contextlib.suppress(AttributeError):
+            chunks.close()  # type: ignore[attr-defined]
+        sys.stdout.write("\n")
+    return generation.result
+
+
+def describe(result: GenerationResult) -> str:
+    """The figures of one answer, one a line."""
+    figures = result.speculation
+    rate = "n/a (nothing drafted)" if figures.acceptance_rate is None else f"{figures.acceptance_rate:.1%}"
+    speed = "n/a (one round)" if result.tokens_per_second is None else f"{result.tokens_per_second:.1f}"
+    per_pass = result.num_completion_tokens / figures.num_rounds if figures.num_rounds else 0.0
+    per_pos = ", ".join(
+        f"{accepted}/{drafted}"
+        for accepted, drafted in zip(figures.num_accepted_per_pos, figures.num_draft_tokens_per_pos, strict=True)
+    )
+    return "\n".join(
+        [
+            f"tokens                  {result.num_completion_tokens} ({result.finish_reason.name.lower()})",
+            f"target passes           {figures.num_rounds}",
+            f"tokens per target pass  {per_pass:.2f}",
+            f"acceptance rate         {rate} ({figures.num_accepted} of {figures.num_draft_tokens} drafts)",
+            f"accepted by position    {per_pos or 'n/a'}",
+            f"generation tokens/s     {speed}",
+            f"time to first token     {result.time_to_first_token_s * 1000:.0f} ms",
+            f"fallback rounds         {figures.num_fallback_rounds}",
+            f"seed                    {result.seed}",
+        ]
+    )
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")

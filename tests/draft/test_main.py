@@ -1,0 +1,58 @@
+"""The process: one clear line and exit code 2 when it cannot start, a ready file, a clean stop at SIGTERM."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from draft_service.__main__ import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--proposer", "eagle"], "unknown proposer 'eagle'; there are: draft_model, ngram"),
+        (["--min-ngram-size", "4", "--max-ngram-size", "3"], "min_ngram_size 4 is more than max_ngram_size 3"),
+        (["--address", "0.0.0.0:0"], "pass --insecure"),
+        (["--address", "nowhere"], "HOST:PORT"),
+        (["--proposer", "draft_model", "--model", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["--proposer", "draft_model", "--max-sessions", "9", "--max-step-tokens", "8"], "max_step_tokens 8"),
+    ],
+)
+def test_what_cannot_start_says_so_in_one_line_and_exits_with_2(
+    arguments: Sequence[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(list(arguments)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("draft_service: ")
+    assert words in line
+
+
+def test_a_taken_port_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert main(["--address", address]) == 2
+    assert address in capsys.readouterr().err
+
+
+def test_the_process_tells_its_address_and_stops_cleanly_at_sigterm(tmp_path: Path) -> None:
+    ready_file = tmp_path / "ready"
+    command = [sys.executable, "-m", "draft_service", "--address", "127.0.0.1:0", "--ready-file", str(ready_file)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while not ready_file.exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "Traceback" not in errors
+    host, port = ready_file.read_text().strip().split(":")
+    assert host == "127.0.0.1"
+    assert int(port) > 0

@@ -1,0 +1,42 @@
+"""On the real model, through all three services: no draft, precision or batch changes a token.
+
+Short forms; `make identity` runs them in full and writes docs/reports/identity.md.
+"""
+
+import pytest
+
+from tests.e2e import identity
+from tests.e2e.deployment import Deployment
+
+pytestmark = pytest.mark.model
+
+NUM_PROMPTS, NUM_GREEDY_TOKENS = 8, 48
+NUM_SEEDS, NUM_SAMPLED_TOKENS = 4, 32
+
+
+@pytest.mark.parametrize("mode", identity.GREEDY_MODES, ids=lambda mode: mode.name)
+def test_greedy_identity_in_float32_equals_transformers(float32: Deployment, mode: identity.Mode) -> None:
+    requests = identity.greedy_requests(NUM_PROMPTS, NUM_GREEDY_TOKENS)
+    recorded = [tuple(case["token_ids"][:NUM_GREEDY_TOKENS]) for case in identity.load_fixture()[:NUM_PROMPTS]]
+    result = identity.run_mode(mode, float32, requests)
+    assert result.token_ids == recorded
+    if mode.drafts == "self_draft":
+        assert result.num_accepted == result.num_drafted > 0
+
+
+def test_greedy_identity_in_bfloat16_on_off_and_batched(bfloat16: Deployment) -> None:
+    requests = identity.greedy_requests(NUM_PROMPTS, NUM_GREEDY_TOKENS)
+    off, *others = (identity.run_mode(mode, bfloat16, requests) for mode in identity.BF16_MODES)
+    for other in others:
+        assert other.token_ids == off.token_ids, other.mode.name
+        assert other.num_drafted > 0
+
+
+def test_same_seed_gives_the_same_tokens_whatever_drafts(float32: Deployment) -> None:
+    requests = identity.sampled_requests(NUM_SEEDS, NUM_SAMPLED_TOKENS)
+    off, *others = (identity.run_mode(mode, float32, requests) for mode in identity.SAMPLED_MODES)
+    assert len(set(off.token_ids)) == NUM_SEEDS
+    for other in others:
+        assert other.token_ids == off.token_ids, other.mode.name
+        if other.mode.drafts == "self_draft":
+            assert other.num_accepted == other.num_drafted > 0, other.mode.name
