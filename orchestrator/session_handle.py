@@ -11,6 +11,8 @@ from orchestrator.sequence import Sequence
 from tandem import codec
 from tandem.types import ErrorCode, ItemError, SessionId, Stamp
 
+_MAX_UINT32 = 2**32 - 1
+
 
 class Deadline:
     """When a request's time is up; without a limit it never is."""
@@ -29,8 +31,8 @@ class Deadline:
         return self._end is not None and self._clock() >= self._end
 
     def milliseconds(self) -> int:
-        """For the wire: milliseconds left, at least 1; 0 without a limit."""
-        return 0 if self._end is None else max(1, int((self._end - self._clock()) * 1000))
+        """For the wire, a uint32: milliseconds left, at least 1; 0 without a limit."""
+        return 0 if self._end is None else max(1, min(_MAX_UINT32, int((self._end - self._clock()) * 1000)))
 
 
 class SessionHandle(Generic[ItemT, ResultT]):

@@ -269,7 +269,8 @@ def test_info_tells_what_is_served(kind: str) -> None:
                 with SyncTandemClient(address) as sync_client:
                     info = await asyncio.to_thread(sync_client.info)
         assert (info.target.model_id, info.num_running_requests) == ("m", 2)
-        assert info.draft is info.draft_load is None
+        assert info.draft is None
+        assert info.draft_load is None
 
     run(scenario())
 

@@ -14,7 +14,7 @@ class FakeLink(Generic[ItemT, ResultT]):
 
     def __init__(self, api: ReplicaApi[ItemT, ResultT], answer: Callable[[ItemT], ResultT | None]) -> None:
         self.api: ReplicaApi[ItemT, ResultT] = api
-        self.answer = answer
+        self.answer: Callable[[ItemT], ResultT | None] = answer
         self.sent: list[ItemT] = []
         self.open_futures: dict[AnswerKey, asyncio.Future[ResultT]] = {}
         self.is_up = True

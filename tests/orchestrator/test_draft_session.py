@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 import pytest
 
 from orchestrator.draft_session import DraftSession
 from orchestrator.replica_api import DRAFT_API
 from orchestrator.sequence import Sequence
+from orchestrator.server import DraftLink
 from orchestrator.session_handle import Deadline, SessionHandle
 from tandem import codec
 from tandem.common.v1 import common_pb2
@@ -36,7 +38,8 @@ class Scenario:
             opened=pb.SessionOpened()
         )
         self.link: Draft = FakeLink(DRAFT_API, self._answer)
-        handle = SessionHandle(self.link, SessionId(1), Deadline(None))  # type: ignore[arg-type]
+        link = cast("DraftLink", self.link)
+        handle = SessionHandle(link, SessionId(1), Deadline(None))
         self.session = DraftSession(handle, timeout_s, vocab_size=64)
         self.sequence: Sequence = make_sequence(max_tokens=400)
 

@@ -93,9 +93,10 @@ def test_a_request_without_speculation_causes_no_draft_traffic() -> None:
         async with all_services(self_draft) as stack:
             assert stack.draft_link is not None
             sent: list[object] = []
-            stack.draft_link.send = sent.append  # type: ignore[method-assign]
-            for options in ({"speculation": False}, {"num_draft_tokens": 0}):
-                result = await stack.client.complete("abc", max_tokens=5, **GREEDY, **options)  # type: ignore[arg-type]
+            stack.draft_link.send = sent.append  # type: ignore[assignment,method-assign]
+            off: list[dict[str, Any]] = [{"speculation": False}, {"num_draft_tokens": 0}]
+            for options in off:
+                result = await stack.client.complete("abc", max_tokens=5, **GREEDY, **options)
                 assert result.speculation.num_fallback_rounds == 0
                 assert result.speculation.acceptance_rate is None
             assert sent == []

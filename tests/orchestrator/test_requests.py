@@ -137,7 +137,7 @@ def test_every_field_reaches_the_session() -> None:
     assert (checked.request_id, checked.stops, checked.include_stop) == ("mine", ("x",), True)
     spec = checked.spec
     assert (spec.token_ids, spec.prompt_len) == ((0, 1, 2), 3)
-    assert (spec.max_tokens, spec.min_tokens, spec.stop_token_ids) == (9, 2, {5})
+    assert (spec.max_tokens, spec.min_tokens, spec.stop_token_ids) == (9, 2, frozenset({5}))
     assert spec.eos_token_ids == {63}
     assert check(stopping={"ignore_eos": True}).spec.eos_token_ids == frozenset()
     assert check().request_id != check().request_id

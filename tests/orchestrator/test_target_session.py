@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 import grpc
 import pytest
 
 from orchestrator.replica_api import TARGET_API
+from orchestrator.server import TargetLink
 from orchestrator.session_handle import Deadline, SessionHandle
 from orchestrator.target_session import TargetPatience, TargetSession
 from tandem import codec
@@ -45,7 +47,7 @@ def _copy(result: pb.VerifyResult | None) -> pb.VerifyResult | None:
 
 
 def session(link: Target, timeout_s: float | None = None, patience: TargetPatience | None = None) -> TargetSession:
-    handle = SessionHandle(link, SessionId(1), Deadline(timeout_s), "trace")  # type: ignore[arg-type]
+    handle = SessionHandle(cast("TargetLink", link), SessionId(1), Deadline(timeout_s), "trace")
     return TargetSession(handle, patience or TargetPatience())
 
 
@@ -120,7 +122,7 @@ def test_a_session_that_is_lost_again_and_again_is_given_up() -> None:
         link: Target = FakeLink(TARGET_API, answering(error(ErrorCode.UNKNOWN_SESSION)))
         with pytest.raises(ServiceError) as caught:
             await session(link).verify(make_sequence(), DRAFTS)
-        assert link.kinds == ["open", "verify"] * 6
+        assert link.kinds == ["open", "verify"] * 8
         return caught.value
 
     assert asyncio.run(scenario()).code is grpc.StatusCode.UNAVAILABLE
