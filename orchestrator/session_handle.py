@@ -66,7 +66,7 @@ class SessionHandle(Generic[ItemT, ResultT]):
         """
         item = self._item(sequence, self.epoch + 1, 0)
         item.open.CopyFrom(codec.session_to_proto(sequence.session_spec()))
-        future = self._request(item)
+        future = self.request(item)
         self.epoch += 1
         if self.epoch > 1:
             sequence.stats.num_reopens += 1
@@ -78,8 +78,12 @@ class SessionHandle(Generic[ItemT, ResultT]):
         return self._item(sequence, self.epoch, sequence.round)
 
     def request(self, item: ItemT) -> "asyncio.Future[ResultT]":
-        """Send a step; the future of its answer. LinkLostError without a stream."""
-        return self._request(item)
+        """Send an item; the future of its answer. LinkLostError without a stream."""
+        future = self.link.request(item)
+        key = (item.stamp.session_id, item.stamp.epoch, item.stamp.round)
+        self._asked.add(key)
+        future.add_done_callback(lambda _: self._asked.discard(key))
+        return future
 
     def close(self, sequence: Sequence) -> None:
         """Free the session on the replica and forget answers that are still out; never fails, waits for nothing."""
@@ -92,13 +96,6 @@ class SessionHandle(Generic[ItemT, ResultT]):
         item.close.SetInParent()
         self.link.send(item)
         self._is_open = False
-
-    def _request(self, item: ItemT) -> "asyncio.Future[ResultT]":
-        future = self.link.request(item)
-        key = (item.stamp.session_id, item.stamp.epoch, item.stamp.round)
-        self._asked.add(key)
-        future.add_done_callback(lambda _: self._asked.discard(key))
-        return future
 
     def _item(self, sequence: Sequence, epoch: int, round_number: int) -> ItemT:
         committed_len = len(sequence.tokens)

@@ -151,6 +151,21 @@ def test_a_lost_stream_costs_drafts_until_it_is_back_and_the_session_opens_in_th
     play(act)
 
 
+def test_a_session_whose_second_open_is_never_answered_is_opened_once_more() -> None:
+    async def act(scenario: Scenario) -> None:
+        assert await scenario.round() == (5, 6)
+        scenario.link.lose()
+        scenario.link.come_back()
+        scenario.open_answer = lambda: None
+        assert await scenario.round() == ()
+        scenario.open_answer = lambda: pb.ProposeResult(opened=pb.SessionOpened())
+        while await scenario.round() == ():
+            await asyncio.sleep(0.001)
+        assert [item.stamp.epoch for item in scenario.link.sent if item.WhichOneof("op") == "open"] == [1, 2, 3]
+
+    play(act, timeout_s=0.01)
+
+
 @pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_SESSION, ErrorCode.PREFIX_MISMATCH, ErrorCode.INTERNAL])
 def test_a_session_the_draft_lost_is_opened_again(code: ErrorCode) -> None:
     async def act(scenario: Scenario) -> None:
