@@ -12,12 +12,19 @@ from dataclasses import replace
 from engine.backends.base import EngineCapabilities, KvUsage, SequenceId
 from engine.sampling.policies import check_proposal
 from tandem.types import ErrorCode, ItemError, ItemTiming, Load, Proposal, SessionSpec, Stamp
-from tandem.validation import InvalidArgumentError, check_session
+from tandem.validation import InvalidArgumentError
 from target_service.admission import Admission
 from target_service.answers import Answer, Closed, Opened, Outcome, SessionKey, StreamId
 from target_service.batching import Part, choose_parts
 from target_service.limits import Limits
-from target_service.sessions import PendingOpen, PendingRound, Session, StaleItemError, unknown_session
+from target_service.sessions import (
+    PendingOpen,
+    PendingRound,
+    Session,
+    StaleItemError,
+    open_session,
+    unknown_session,
+)
 from target_service.step import StepOutcome, StepPlan, StepResult
 
 _log = logging.getLogger(__name__)
@@ -80,7 +87,10 @@ class SessionTable:
         if known is not None:
             self._free(known)
             self._admit_waiting()
-        session = self._new_session(key, stamp, spec)
+        if self.is_draining:
+            raise ItemError(ErrorCode.NO_CAPACITY, "now: this replica is draining; open sessions elsewhere")
+        num_blocks = self._admission.num_blocks_for(spec.max_len)
+        session = open_session(key, stamp, spec, num_blocks, self._capabilities)
         is_admitted = self._admission.offer(session)
         self._sessions[key] = session
         if is_admitted:
@@ -188,24 +198,6 @@ class SessionTable:
             total_blocks=usage.total_blocks,
             stale_items=self._num_stale,
         )
-
-    def _new_session(self, key: SessionKey, stamp: Stamp, spec: SessionSpec) -> Session:
-        if self.is_draining:
-            raise ItemError(ErrorCode.NO_CAPACITY, "now: this replica is draining; open sessions elsewhere")
-        check_session(spec, self._capabilities.vocab_size, self._capabilities.max_context)
-        if len(spec.token_ids) >= spec.max_len:
-            raise InvalidArgumentError(
-                "open.token_ids",
-                f"{len(spec.token_ids)} tokens leave nothing of prompt + max_tokens = {spec.max_len}",
-            )
-        session = Session(key, stamp.epoch, spec, self._admission.num_blocks_for(spec.max_len))
-        if (stamp.committed_len, stamp.prefix_hash) != (len(session.tokens), session.tokens.prefix_hash()):
-            raise ItemError(
-                ErrorCode.PREFIX_MISMATCH,
-                f"open is stamped for {stamp.committed_len} committed tokens with hash {stamp.prefix_hash:016x}; "
-                f"it carries {len(session.tokens)} with hash {session.tokens.prefix_hash():016x}",
-            )
-        return session
 
     def _commit_part(self, part: Part, outcome: StepOutcome, compute_us: int) -> None:
         session, entry, decided = part.session, part.verifying, outcome.decided
