@@ -38,20 +38,26 @@ def causal_mask(num_tokens: int, context_len: int, group: int) -> torch.Tensor:
 
 
 def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Softmax(queries @ keys / sqrt(D) + mask) @ values for one sequence.
-
-    queries [n, H, D], keys and values [KH, S, D] of one dtype, mask [Q, S] from `causal_mask` -> [n, H, D].
-    Keys and values past the context are masked but must be finite.
-    """
+    """Attention of one sequence: queries [n, H, D], keys and values [KH, S, D], mask [Q, S] -> [n, H, D]."""
     n, num_heads, head_dim = queries.shape
     num_kv_heads = keys.shape[0]
     # [n, H, D] -> [KH, n * G, D]: the rows that share keys, token by token
     rows = queries.view(n, num_kv_heads, -1, head_dim).transpose(0, 1).reshape(num_kv_heads, -1, head_dim)
-    num_rows = rows.shape[1]
+    output = attend_rows(rows, keys, values, mask)
+    # [KH, n * G, D] -> [n, H, D]
+    return output.reshape(num_kv_heads, n, -1, head_dim).transpose(0, 1).reshape(n, num_heads, head_dim)
+
+
+def attend_rows(rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Softmax(rows @ keys / sqrt(D) + mask) @ values.
+
+    rows [heads, n * G, D], keys and values [heads, S, D] of one dtype, mask [Q, S] -> [heads, n * G, D].
+    Keys and values past the context are masked but must be finite.
+    """
+    num_rows, scale = rows.shape[1], rows.shape[2] ** -0.5
     rows = F.pad(rows, (0, 0, 0, mask.shape[0] - num_rows))
-    scale = head_dim**-0.5
-    # [KH, Q, S]
-    if queries.dtype == torch.float32:
+    # [heads, Q, S]
+    if rows.dtype == torch.float32:
         scores = torch.baddbmm(mask, rows, keys.mT, alpha=scale)
     else:
         scores = torch.bmm(rows, keys.mT).float().mul_(scale).add_(mask)
@@ -60,6 +66,4 @@ def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask
     output = torch.bmm(probs[..., :chunk], values[:, :chunk])
     for start in range(chunk, values.shape[1], chunk):
         output = output + torch.bmm(probs[..., start : start + chunk], values[:, start : start + chunk])
-    # [KH, n * G, D] -> [n, H, D]
-    by_token = output[:, :num_rows].reshape(num_kv_heads, n, -1, head_dim).transpose(0, 1)
-    return by_token.reshape(n, num_heads, head_dim)
+    return output[:, :num_rows]

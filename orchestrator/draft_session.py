@@ -49,9 +49,9 @@ class DraftSession:
         self._timeout_s = timeout_s
         self._vocab_size = vocab_size
         self._known_len = 0  # tokens the service surely has
-        self._opening: asyncio.Future[draft_pb2.ProposeResult] | None = None  # until its answer was read
-        self._late: asyncio.Future[draft_pb2.ProposeResult] | None = None  # a step's answer not waited for any more
-        self._late_until = 0.0  # on the monotonic clock: when it counts as lost
+        self._first_open: asyncio.Future[draft_pb2.ProposeResult] | None = None  # until a proposal came
+        self._background: asyncio.Future[draft_pb2.ProposeResult] | None = None  # an answer no round waits for
+        self._background_until = 0.0  # on the monotonic clock: when it counts as lost
         self._num_failures = 0  # in a row
         self._num_rounds_to_skip = 0
         self._has_given_up = False
@@ -83,21 +83,23 @@ class DraftSession:
             if self._handle.link.load.draining:
                 raise _NoProposalError
             is_first = self._handle.epoch == 0
-            self._opening = self._handle.open(sequence)
+            opening = self._handle.open(sequence)
             self._known_len = len(sequence.tokens)
-            if not is_first:  # opens again in the background of the next rounds
+            if not is_first:
+                self._leave_to_background(opening)
                 raise _NoProposalError
+            self._first_open = opening
         future = self._handle.request(self._step_item(sequence, num_wanted))
         try:
             result = await answer_of(
                 future, self._handle.deadline.remaining_s(self._timeout_s), "draft", "proposal"
             )
         except TimeoutError:
-            self._late, self._late_until = future, time.monotonic() + self._timeout_s
+            self._leave_to_background(future)
             raise
         except ItemError as error:
             self._raise_cause(error)
-        self._opening = None
+        self._first_open = None
         self._known_len = len(sequence.tokens)
         return self._checked(codec.proposal_from_proto(result.proposal), num_wanted)
 
@@ -108,33 +110,24 @@ class DraftSession:
         if self._num_rounds_to_skip > 0:
             self._num_rounds_to_skip -= 1
             raise _NoProposalError
-        if self._handle.epoch > 1 and self._opening is not None and not self._handle.needs_open:
-            if not self._opening.done():
-                raise _NoProposalError
-            self._read(self._opening, "opened")
-            self._opening = None
-        if self._late is not None:
-            late = self._late
-            if not late.done() and time.monotonic() < self._late_until:
-                raise _NoProposalError
-            self._late = None
-            if not late.done():
-                raise ItemError(ErrorCode.UNKNOWN_SESSION, "the answer never came")
-            self._read(late, "proposal")
+        waited_for = self._background
+        if waited_for is None:
+            return
+        if not waited_for.done() and time.monotonic() < self._background_until:
+            raise _NoProposalError
+        self._background = None
+        if not waited_for.done():
+            raise ItemError(ErrorCode.UNKNOWN_SESSION, "the answer never came")
+        _raise_error_of(waited_for)
 
-    def _read(self, future: "asyncio.Future[draft_pb2.ProposeResult]", wanted: str) -> None:
-        """Raise what a finished answer has to say against going on."""
-        result = future.result()
-        if result.WhichOneof("outcome") == "error":
-            raise codec.error_from_proto(result.error)
-        if result.WhichOneof("outcome") != wanted:
-            raise ItemError(ErrorCode.INTERNAL, f"the draft service did not answer {wanted}")
+    def _leave_to_background(self, future: "asyncio.Future[draft_pb2.ProposeResult]") -> None:
+        """Rounds go on without drafts until the answer has come, or `timeout_s` has passed once more."""
+        self._background, self._background_until = future, time.monotonic() + self._timeout_s
 
     def _raise_cause(self, error: ItemError) -> NoReturn:
-        """Raise why the session is unknown, when an open that failed says so; else the error itself."""
-        if error.code is ErrorCode.UNKNOWN_SESSION and self._opening is not None and self._opening.done():
-            opening, self._opening = self._opening, None
-            self._read(opening, "opened")
+        """Raise why the session is unknown, when the first open that failed says so; else the error itself."""
+        if error.code is ErrorCode.UNKNOWN_SESSION and self._first_open is not None and self._first_open.done():
+            _raise_error_of(self._first_open)
         raise error
 
     def _step_item(self, sequence: Sequence, num_wanted: int) -> draft_pb2.ProposeItem:
@@ -166,7 +159,14 @@ class DraftSession:
         self._num_failures = min(self._num_failures + 1, 16)
         if isinstance(error, TimeoutError):
             return
-        self._opening = self._late = None
+        self._first_open = self._background = None
         if isinstance(error, ItemError):
             self._has_given_up = error.code in _FINAL_CODES
         self._handle.mark_lost()
+
+
+def _raise_error_of(answered: "asyncio.Future[draft_pb2.ProposeResult]") -> None:
+    """Raise LinkLostError or the service's ItemError, if that is what the answer is."""
+    result = answered.result()
+    if result.WhichOneof("outcome") == "error":
+        raise codec.error_from_proto(result.error)

@@ -149,11 +149,12 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         num_failures = 0
         async with open_channel(self.address) as channel:
             while not self._is_closing:
-                generation = self.generation
+                generation, known_failure = self.generation, self._failure
                 self._failure = await self._connect(channel)
                 num_failures = 1 if self.generation > generation else num_failures + 1
                 if not self._is_closing:
-                    _log.warning("%s: %s", self, self._failure)
+                    is_news = num_failures == 1 or self._failure != known_failure
+                    _log.log(logging.WARNING if is_news else logging.DEBUG, "%s: %s", self, self._failure)
                     await asyncio.sleep(self._backoff.wait_s(num_failures))
 
     async def _connect(self, channel: grpc.aio.Channel) -> str:

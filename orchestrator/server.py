@@ -87,7 +87,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                 )
                 raise ServiceError(grpc.StatusCode.INTERNAL, "internal error") from error
             except ServiceError as error:
-                _log.warning("request %r: %s: %s", checked.request_id, error.code.name, error)
+                _log.info("request %r: %s: %s", checked.request_id, error.code.name, error)
                 raise
             yield _complete(sequence)
 

@@ -11,6 +11,8 @@ from orchestrator.sequence import Sequence
 from tandem import codec
 from tandem.types import ErrorCode, ItemError, SessionId, Stamp
 
+_MAX_UINT32 = 2**32 - 1
+
 
 class Deadline:
     """When a request's time is up; without a limit it never is."""
@@ -29,8 +31,8 @@ class Deadline:
         return self._end is not None and self._clock() >= self._end
 
     def milliseconds(self) -> int:
-        """For the wire: milliseconds left, at least 1; 0 without a limit."""
-        return 0 if self._end is None else max(1, int((self._end - self._clock()) * 1000))
+        """For the wire, a uint32: milliseconds left, at least 1; 0 without a limit."""
+        return 0 if self._end is None else max(1, min(_MAX_UINT32, int((self._end - self._clock()) * 1000)))
 
 
 class SessionHandle(Generic[ItemT, ResultT]):
@@ -51,7 +53,7 @@ class SessionHandle(Generic[ItemT, ResultT]):
     @property
     def needs_open(self) -> bool:
         """Whether the replica does not have the session: never opened, told so, or the stream was lost."""
-        return not self._is_open or self._generation != self.link.generation
+        return not (self._is_open and self.link.is_up and self._generation == self.link.generation)
 
     def mark_lost(self) -> None:
         """The replica said that it does not have this session as we do."""
@@ -64,7 +66,7 @@ class SessionHandle(Generic[ItemT, ResultT]):
         """
         item = self._item(sequence, self.epoch + 1, 0)
         item.open.CopyFrom(codec.session_to_proto(sequence.session_spec()))
-        future = self._request(item)
+        future = self.request(item)
         self.epoch += 1
         if self.epoch > 1:
             sequence.stats.num_reopens += 1
@@ -76,8 +78,12 @@ class SessionHandle(Generic[ItemT, ResultT]):
         return self._item(sequence, self.epoch, sequence.round)
 
     def request(self, item: ItemT) -> "asyncio.Future[ResultT]":
-        """Send a step; the future of its answer. LinkLostError without a stream."""
-        return self._request(item)
+        """Send an item; the future of its answer. LinkLostError without a stream."""
+        future = self.link.request(item)
+        key = (item.stamp.session_id, item.stamp.epoch, item.stamp.round)
+        self._asked.add(key)
+        future.add_done_callback(lambda _: self._asked.discard(key))
+        return future
 
     def close(self, sequence: Sequence) -> None:
         """Free the session on the replica and forget answers that are still out; never fails, waits for nothing."""
@@ -90,13 +96,6 @@ class SessionHandle(Generic[ItemT, ResultT]):
         item.close.SetInParent()
         self.link.send(item)
         self._is_open = False
-
-    def _request(self, item: ItemT) -> "asyncio.Future[ResultT]":
-        future = self.link.request(item)
-        key = (item.stamp.session_id, item.stamp.epoch, item.stamp.round)
-        self._asked.add(key)
-        future.add_done_callback(lambda _: self._asked.discard(key))
-        return future
 
     def _item(self, sequence: Sequence, epoch: int, round_number: int) -> ItemT:
         committed_len = len(sequence.tokens)

@@ -18,7 +18,7 @@ from tandem.serving.errors import ServiceError
 from tandem.target.v1 import target_pb2
 from tandem.types import ErrorCode, ItemError, Proposal, Verdict
 
-_MAX_TRIES = 6  # of one round, re-opens and repeats together
+_MAX_TRIES = 8  # of one round, re-opens and repeats together
 _REOPEN_CODES = {ErrorCode.UNKNOWN_SESSION, ErrorCode.PREFIX_MISMATCH}
 _REFUSAL_CODES = {ErrorCode.INVALID_ARGUMENT, ErrorCode.UNIMPLEMENTED}
 _STATUSES = {

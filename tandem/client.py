@@ -87,6 +87,7 @@ class TandemClient(_ClientBase):
         super().__init__(address)
         self._channel: grpc.aio.Channel | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # the channel's
+        self._calls: set[Any] = set()  # that have not ended; closing the channel would leave their readers waiting
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generation:
         """A stream of chunks for a text, token ids, or chat messages ({"role", "content"}).
@@ -94,7 +95,7 @@ class TandemClient(_ClientBase):
         InvalidRequestError for what the wire cannot carry; the iteration raises TandemError for the rest.
         """
         request = build_request(prompt, **options)
-        return Generation(lambda: self._stub().Generate(request, timeout=options.get("timeout")))
+        return Generation(lambda: self._start(request, options.get("timeout")))
 
     async def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> GenerationResult:
         """The whole generation at once. TandemError when it fails."""
@@ -114,6 +115,8 @@ class TandemClient(_ClientBase):
 
     async def close(self) -> None:
         """Cancel what runs, and disconnect."""
+        for call in list(self._calls):
+            call.cancel()
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
@@ -125,6 +128,13 @@ class TandemClient(_ClientBase):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def _start(self, request: pb.GenerateRequest, timeout: float | None) -> Any:
+        """The running call."""
+        call: Any = self._stub().Generate(request, timeout=timeout)
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return call
 
     def _stub(self) -> "orchestrator_pb2_grpc.OrchestratorServiceStub":
         """On the running event loop's channel; RuntimeError while it belongs to another loop that lives."""

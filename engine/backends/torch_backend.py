@@ -60,6 +60,11 @@ class TorchEngine:
         """See `SpeculativeEngine`."""
         return self._capabilities
 
+    @property
+    def model(self) -> LlamaModel:
+        """The built model the engine runs."""
+        return self._runner.model
+
     def create(self) -> SequenceId:
         """See `SpeculativeEngine`."""
         return self._register(BlockTable(self._pool))

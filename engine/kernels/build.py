@@ -48,7 +48,7 @@ def build_library(source: Path, cache_dir: Path | None = None, compiler: str = C
 
 
 def _build_key(source: Path, compiler: str) -> str:
-    """A hash of all that decides what the library computes; predefined macros name compiler and instruction set."""
+    """A hash of all that decides the result; the predefined macros tell compiler and instruction set apart."""
     digest = hashlib.sha256()
     for path in (source, *sorted(source.parent.glob("*.h"))):
         digest.update(path.read_bytes())

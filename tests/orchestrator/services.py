@@ -28,6 +28,7 @@ from tandem.vocabulary import Vocabulary
 from target_service.limits import Limits
 from target_service.scheduler import Scheduler
 from target_service.server import TargetServicer, model_info
+from tests.orchestrator.fakes import until
 
 VOCAB = 64
 VOCABULARY = Vocabulary.toy(VOCAB)
@@ -161,16 +162,6 @@ class Stack:
         if self.draft is not None and self.draft.service is not None:
             draft = self.draft
             await until(lambda: draft.num_sessions == 0 and draft.used_blocks == 0)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Until it holds; TimeoutError when it does not come to that."""
-
-    async def poll() -> None:
-        while not condition():
-            await asyncio.sleep(0.002)
-
-    await asyncio.wait_for(poll(), 20)
 
 
 @asynccontextmanager

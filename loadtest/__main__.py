@@ -1,0 +1,97 @@
+"""`python -m loadtest`: `tandem up`, record answers, let locust load it, judge what happened.
+
+Exit code 0 only when at least one request finished, none failed or gave another text than the recorded one, and
+both model services are idle afterwards.
+"""
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from loadtest.up import tandem_up
+from tandem.client import GenerateOptions, SyncTandemClient
+
+LOCUSTFILE = Path(__file__).with_name("locustfile.py")
+PROMPTS = [
+    ("def add(a, b):\n    return a + b\n\ndef subtract(a, b):\n", GenerateOptions(temperature=0.0)),
+    ("The three primary colours are", GenerateOptions(temperature=0.0)),
+    ("Once upon a time there was a", GenerateOptions(temperature=0.8, top_p=0.9, seed=11)),
+    ("for i in range(10):\n    print(i)\nfor j in range(10):\n", GenerateOptions(temperature=0.7, seed=12)),
+    ("A recipe for bread: flour, water,", GenerateOptions(temperature=1.0, top_k=40, seed=13)),
+    ("1, 2, 3, 1, 2, 3, 1, 2,", GenerateOptions(temperature=0.0, num_draft_tokens=6)),
+]
+MAX_TOKENS = 32
+IDLE_WITHIN_S = 10.0
+
+
+def record_answers(client: SyncTandemClient) -> list[dict[str, Any]]:
+    """What every prompt gives without speculation and without company."""
+    cases = []
+    for prompt, prompt_options in PROMPTS:
+        options = GenerateOptions(**prompt_options, max_tokens=MAX_TOKENS)
+        result = client.complete(prompt, **GenerateOptions(**options, speculation=False))
+        cases.append(
+            {"prompt": prompt, "options": options, "text": result.text, "token_ids": list(result.token_ids)}
+        )
+    return cases
+
+
+def run_locust(address: str, answers: Path, seconds: int, users: int, folder: Path) -> int:
+    """Locust's own exit code: 1 when any request failed."""
+    command = [sys.executable, "-m", "locust", "--headless", "--only-summary", "-f", str(LOCUSTFILE)]
+    command += ["--host", address, "--answers", str(answers), "--users", str(users), "--spawn-rate", str(users)]
+    command += ["--run-time", f"{seconds}s", "--stop-timeout", "30", "--csv", str(folder / "stats")]
+    return subprocess.run(command, check=False, timeout=seconds + 120).returncode
+
+
+def num_finished(folder: Path) -> int:
+    """Generations that locust counted."""
+    with (folder / "stats_stats.csv").open() as file:
+        return sum(int(row["Request Count"]) for row in csv.DictReader(file) if row["Name"] == "Generate")
+
+
+def is_idle(client: SyncTandemClient) -> bool:
+    """Whether neither service holds a session or a block; they may take a moment to hear of the last end."""
+    deadline = time.monotonic() + IDLE_WITHIN_S
+    while time.monotonic() < deadline:
+        info = client.info()
+        loads = [load for load in (info.target_load, info.draft_load) if load is not None]
+        if not any(load.running or load.used_blocks for load in loads) and info.num_running_requests == 0:
+            return True
+        client.complete("x", temperature=0.0, max_tokens=1)  # loads travel with answers
+    return False
+
+
+def main() -> int:
+    """Run the whole test; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest", description=__doc__)
+    parser.add_argument("--seconds", type=int, default=20)
+    parser.add_argument("--users", type=int, default=4)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--toy", help="a toy engine instead of the model, e.g. hashed:vocab=512,seed=3")
+    arguments = parser.parse_args()
+    what = ["--toy", arguments.toy] if arguments.toy else ["--model", arguments.model]
+    with (
+        tempfile.TemporaryDirectory(prefix="tandem-load-") as name,
+        tandem_up(what) as addresses,
+        SyncTandemClient(addresses["orchestrator"]) as client,
+    ):
+        folder = Path(name)
+        answers = folder / "answers.json"
+        answers.write_text(json.dumps(record_answers(client)))
+        code = run_locust(client.address, answers, arguments.seconds, arguments.users, folder)
+        finished, idle = num_finished(folder), is_idle(client)
+    sys.stdout.write(
+        f"finished {finished}, locust's exit code {code}, idle afterwards: {'yes' if idle else 'NO'}\n"
+    )
+    return 0 if code == 0 and finished > 0 and idle else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

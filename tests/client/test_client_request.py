@@ -1,0 +1,94 @@
+"""Arguments to message: what is unset stays unset, and what the wire cannot carry is refused by name."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tandem.client import InvalidRequestError
+from tandem.client_request import build_request
+from tandem.common.v1 import common_pb2
+from tandem.types import VerificationPolicy
+
+
+def test_nothing_said_is_nothing_set() -> None:
+    request = build_request("hi", temperature=None, seed=None)
+    assert request.WhichOneof("prompt") == "text"
+    assert not request.sampling.ListFields()
+    assert not request.stopping.ListFields()
+    assert not request.speculation.ListFields()
+
+
+def test_zero_is_a_value() -> None:
+    request = build_request("hi", temperature=0, seed=0, top_k=0, num_draft_tokens=0, speculation=False)
+    for name in ("temperature", "seed", "top_k"):
+        assert request.sampling.HasField(name)
+    assert request.speculation.HasField("num_draft_tokens")
+    assert request.speculation.HasField("enabled")
+    assert not request.speculation.enabled
+
+
+def test_prompts_are_text_ids_or_messages() -> None:
+    assert build_request("").WhichOneof("prompt") == "text"
+    assert list(build_request([3, 4]).tokens.ids) == [3, 4]
+    assert list(build_request(np.array([3, 4])).tokens.ids) == [3, 4]  # type: ignore[arg-type]
+    assert build_request([]).WhichOneof("prompt") == "tokens"
+    chat = build_request([{"role": "user", "content": "hi"}]).chat
+    assert [(turn.role, turn.content) for turn in chat.messages] == [("user", "hi")]
+
+
+def test_every_option_has_its_field() -> None:
+    request = build_request(
+        "hi",
+        logit_bias={5: -1.5},
+        bad_token_ids=(1, 2),
+        allowed_token_ids=[3],
+        max_tokens=9,
+        min_tokens=2,
+        stop="x",
+        stop_token_ids={7},
+        ignore_eos=True,
+        include_stop_in_output=True,
+        verification_policy="rejection",
+        request_id="mine",
+        timeout=1.0,
+    )
+    assert dict(request.sampling.logit_bias) == {5: -1.5}
+    assert list(request.sampling.bad_token_ids) == [1, 2]
+    assert list(request.sampling.allowed_token_ids) == [3]
+    stopping = request.stopping
+    assert (stopping.max_tokens, stopping.min_tokens, list(stopping.stop)) == (9, 2, ["x"])
+    assert list(stopping.stop_token_ids) == [7]
+    assert stopping.ignore_eos
+    assert stopping.include_stop_in_output
+    assert request.speculation.verification_policy == common_pb2.VERIFICATION_POLICY_REJECTION
+    assert request.request_id == "mine"
+    assert list(build_request("hi", stop=["x", "y"]).stopping.stop) == ["x", "y"]
+    policy = build_request("hi", verification_policy=VerificationPolicy.GREEDY).speculation.verification_policy
+    assert policy == common_pb2.VERIFICATION_POLICY_GREEDY
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "field"),
+    [
+        ("hi", {"max_tokens": -1}, "max_tokens"),
+        ("hi", {"seed": 2**64}, "seed"),
+        ("hi", {"seed": 1.5}, "seed"),
+        ("hi", {"temperature": "hot"}, "temperature"),
+        ("hi", {"logit_bias": {-1: 1.0}}, "logit_bias"),
+        ("hi", {"stop_token_ids": [2**32]}, "stop_token_ids"),
+        ("hi", {"verification_policy": "block"}, "verification_policy"),
+        ([-1], {}, "prompt"),
+        ([1, "x"], {}, "prompt"),
+        ("\ud800", {}, "prompt"),
+        ([{"role": "user"}], {}, r"prompt\[0\]"),
+    ],
+)
+def test_what_the_wire_cannot_carry_is_refused_by_name(prompt: Any, options: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^INVALID_ARGUMENT: {field}"):
+        build_request(prompt, **options)
+
+
+def test_an_unknown_option_is_a_mistake_of_the_caller() -> None:
+    with pytest.raises(TypeError, match="unknown option 'temprature'; there are: temperature"):
+        build_request("hi", temprature=1.0)  # type: ignore[call-arg]

@@ -1,0 +1,161 @@
+"""The `tandem` command against real processes: one seed one text, Ctrl-C frees, bad input is refused by name."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from loadtest.up import tandem_up
+from tandem.client import InvalidRequestError, SyncTandemClient
+
+TOY = "hashed:vocab=512,seed=3"
+HANG_S = 120
+
+
+def tandem(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    command = [sys.executable, "-m", "tandem", *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=HANG_S)
+
+
+@pytest.fixture(scope="module")
+def addresses() -> Iterator[dict[str, str]]:
+    """Toy services that a user has started; slow enough to be interrupted."""
+    with tandem_up(["--toy", f"{TOY},delay_ms=5", "--draft-model", "toy"]) as running:
+        yield running
+
+
+def test_generate_three_times_with_one_seed_gives_one_text(addresses: dict[str, str]) -> None:
+    options = ["--address", addresses["orchestrator"], "--seed", "7", "--temperature", "0.9", "--max-tokens", "24"]
+    answers = [tandem("generate", "hello world", *options) for _ in range(3)]
+    assert [answer.returncode for answer in answers] == [0, 0, 0]
+    assert len({answer.stdout for answer in answers}) == 1
+    other = tandem("generate", "hello world", *options[:2], "--seed", "8", *options[4:])
+    assert other.stdout != answers[0].stdout
+
+
+def test_stats_tell_tokens_passes_acceptance_speed_and_seed(addresses: dict[str, str]) -> None:
+    options = [
+        "--address",
+        addresses["orchestrator"],
+        "--seed",
+        "7",
+        "--max-tokens",
+        "24",
+        "--ignore-eos",
+        "--stats",
+    ]
+    figures = tandem("generate", "hello world", *options).stderr
+    assert re.search(r"^tokens +24 \(length\)$", figures, re.MULTILINE)
+    assert re.search(r"^acceptance rate +100\.0% \(\d+ of \d+ drafts\)$", figures, re.MULTILINE)
+    assert re.search(r"^generation tokens/s +[\d.]+$", figures, re.MULTILINE)
+    assert re.search(r"^seed +7$", figures, re.MULTILINE)
+
+
+def test_ctrl_c_frees_both_services_sessions_within_a_round(addresses: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "tandem", "generate", "endless", "--address", addresses["orchestrator"]]
+    process = subprocess.Popen(
+        [*command, "--max-tokens", "3000", "--ignore-eos"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.read(1)  # it streams
+    with SyncTandemClient(addresses["orchestrator"]) as client:
+        info = client.info()
+        assert info.num_running_requests == 1
+        assert info.target_load.running == 1
+        assert info.draft_load is not None
+        assert info.draft_load.running == 1
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=HANG_S)
+        assert process.returncode == 130
+        deadline = time.monotonic() + HANG_S
+        while client.info().num_running_requests and time.monotonic() < deadline:
+            time.sleep(0.01)
+        while True:  # the loads of the last answers, which the closed sessions' answers carry
+            info = client.info()
+            assert info.draft_load is not None
+            loads = (info.target_load, info.draft_load)
+            if all(load.running == 0 and load.used_blocks == 0 for load in loads) or time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        assert [(load.running, load.used_blocks) for load in loads] == [(0, 0), (0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--max-tokens", "0"], "stopping.max_tokens: 0 is less than 1"),
+        (["--temperature", "-1"], "sampling.temperature: -1.0 is outside [0, 100]"),
+        (["--temperature", "nan"], "sampling.temperature: nan is outside [0, 100]"),
+        (["--top-p", "0"], "sampling.top_p: 0.0 is outside (0, 1]"),
+        (["--max-tokens", "5000"], "is more than the context of 4096 tokens"),
+        (["--verification-policy", "block"], "block"),
+        (["--stop", ""], "stopping.stop[0]: a stop string must have at least 1 character"),
+    ],
+)
+def test_bad_options_are_refused_with_field_and_limit(
+    addresses: dict[str, str], options: list[str], named: str
+) -> None:
+    answer = tandem("generate", "hello", "--address", addresses["orchestrator"], *options)
+    assert answer.returncode == 2
+    assert named in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_bad_prompts_are_refused_with_field_and_limit(addresses: dict[str, str]) -> None:
+    with SyncTandemClient(addresses["orchestrator"]) as client:
+        for prompt, named in (
+            ("", "prompt"),
+            ([], "prompt"),
+            ([1, 512], r"prompt\[1\]: token id 512 is outside 0\.\.511"),
+        ):
+            with pytest.raises(InvalidRequestError, match=named):
+                client.complete(prompt)
+        assert client.complete("fine", max_tokens=3, ignore_eos=True).num_completion_tokens == 3
+
+
+def test_status_and_health_tell_what_is_served(addresses: dict[str, str]) -> None:
+    status = tandem("status", "--address", addresses["orchestrator"])
+    assert "0 running" in status.stdout
+    assert "draft_model" in status.stdout
+    for address in addresses.values():
+        assert tandem("health", "--address", address).stdout == "SERVING\n"
+    assert tandem("health", "--address", "127.0.0.1:1").returncode == 1
+
+
+def test_a_taken_port_is_named(addresses: dict[str, str]) -> None:
+    answer = tandem("serve", "target", "--toy", TOY, "--address", addresses["target"])
+    assert answer.returncode == 2
+    assert addresses["target"] in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["serve", "draft", "--proposer", "medusa"], "draft_model, ngram"),
+        (["serve", "target", "--model", "no-such-model"], "no-such-model"),
+        (["serve", "target", "--toy", TOY, "--address", "0.0.0.0:0"], "--insecure"),
+        (["up", "--port", "0", "--model", "no-such-model"], "the target service ended with exit code 2"),
+        (["generate", "x", "--address", "127.0.0.1:1", "--draft-model", "y"], "--draft-model"),
+        (["generate", "x", "--address", "nowhere"], "HOST:PORT"),
+        (["generate", "x", "--address", "127.0.0.1:1"], "127.0.0.1:1"),
+        (["models", "pull", "gpt-9"], "smollm2-135m"),
+    ],
+)
+def test_what_cannot_start_says_why_in_a_line(arguments: list[str], named: str) -> None:
+    answer = tandem(*arguments)
+    assert answer.returncode == 2
+    assert named in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_services_with_different_vocabularies_do_not_meet(addresses: dict[str, str]) -> None:
+    answer = tandem("serve", "orchestrator", "--target", addresses["target"], "--toy-vocab", "300")
+    assert answer.returncode == 2
+    assert "300" in answer.stderr
+    assert "512" in answer.stderr

@@ -1,0 +1,71 @@
+"""A link without a wire: it keeps what is sent, and the test answers when and how it likes."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Generic
+
+from orchestrator.replica_api import ItemT, ReplicaApi, ReplicaInfo, ResultT
+from orchestrator.replica_link import AnswerKey, LinkLostError
+from tandem.types import Load
+
+
+class FakeLink(Generic[ItemT, ResultT]):
+    """As much of `ReplicaLink` as sessions use. `answer` is asked for each item; None leaves it open."""
+
+    def __init__(self, api: ReplicaApi[ItemT, ResultT], answer: Callable[[ItemT], ResultT | None]) -> None:
+        self.api: ReplicaApi[ItemT, ResultT] = api
+        self.answer: Callable[[ItemT], ResultT | None] = answer
+        self.sent: list[ItemT] = []
+        self.open_futures: dict[AnswerKey, asyncio.Future[ResultT]] = {}
+        self.is_up = True
+        self.generation = 1
+        self.load = Load()
+        self.info: ReplicaInfo | None = None
+
+    def __str__(self) -> str:
+        return f"{self.api.role} service at nowhere"
+
+    @property
+    def kinds(self) -> list[str]:
+        """What was sent, by kind."""
+        return [str(item.WhichOneof("op")) for item in self.sent]
+
+    def request(self, item: ItemT) -> "asyncio.Future[ResultT]":
+        self.send(item)
+        future: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
+        self.open_futures[_key(item)] = future
+        result = self.answer(item)
+        if result is not None:
+            result.stamp.CopyFrom(item.stamp)
+            future.set_result(result)
+        return future
+
+    def send(self, item: ItemT) -> None:
+        if not self.is_up:
+            raise LinkLostError("down")
+        self.sent.append(item)
+
+    def forget(self, key: AnswerKey) -> None:
+        future = self.open_futures.pop(key, None)
+        if future is not None:
+            future.cancel()
+
+    async def wait_up(self, timeout_s: float) -> None:
+        if not self.is_up:
+            raise LinkLostError("down")
+
+    def lose(self) -> None:
+        """The stream is lost, and with it whatever was open."""
+        self.is_up = False
+        for future in self.open_futures.values():
+            if not future.done():
+                future.set_exception(LinkLostError("lost"))
+                future.exception()
+
+    def come_back(self) -> None:
+        self.is_up = True
+        self.generation += 1
+
+
+def _key(item: Any) -> AnswerKey:
+    return item.stamp.session_id, item.stamp.epoch, item.stamp.round

@@ -1,0 +1,240 @@
+"""The link: items gather into messages, answers find their waiters, a lost stream fails them and comes back."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from orchestrator import replica_link
+from orchestrator.replica_api import TARGET_API, ReplicaInfo
+from orchestrator.replica_link import Backoff, HandshakeError, LinkLostError, ReplicaLink
+from orchestrator.server import TargetLink
+from tandem.common.v1 import common_pb2
+from tandem.target.v1 import target_pb2 as pb
+from tandem.target.v1 import target_pb2_grpc
+from tests.orchestrator.fakes import until
+
+Answers = Callable[[list[pb.VerifyItem]], list[pb.VerifyResult]]
+
+
+def item(round_number: int, session_id: int = 1) -> pb.VerifyItem:
+    stamp = common_pb2.Stamp(session_id=session_id, epoch=1, round=round_number)
+    return pb.VerifyItem(stamp=stamp, verify=pb.VerifyStep())
+
+
+def verdict(to: pb.VerifyItem, token_id: int = 7) -> pb.VerifyResult:
+    return pb.VerifyResult(stamp=to.stamp, verdict=pb.Verdict(token_ids=[token_id]))
+
+
+def echo(items: list[pb.VerifyItem]) -> list[pb.VerifyResult]:
+    return [verdict(one, one.stamp.round) for one in items]
+
+
+class FakeTarget(target_pb2_grpc.TargetServiceServicer):
+    """Answers by a function; remembers each message's items; `hang_up` ends its streams."""
+
+    def __init__(self, answers: Answers = echo) -> None:
+        self.answers = answers
+        self.messages: list[list[pb.VerifyItem]] = []
+        self.num_streams = 0
+        self.num_ended_by_peer = 0
+        self.push: asyncio.Queue[pb.VerifyResponse | None] = asyncio.Queue()
+        self.model = common_pb2.ModelInfo(protocol_version=1, vocab_size=8)
+
+    def hang_up(self) -> None:
+        self.push.put_nowait(None)
+
+    async def GetInfo(self, request: Any, context: Any) -> pb.GetInfoResponse:
+        return pb.GetInfoResponse(model=self.model, load=common_pb2.Load(running=1))
+
+    async def Verify(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.VerifyResponse]:
+        self.num_streams += 1
+        reader = asyncio.create_task(self._read(request_iterator))
+        try:
+            while (response := await self.push.get()) is not None:
+                yield response
+        finally:
+            reader.cancel()
+
+    async def _read(self, requests: Any) -> None:
+        async for request in requests:
+            self.messages.append(list(request.items))
+            results = self.answers(list(request.items))
+            self.push.put_nowait(pb.VerifyResponse(results=results, load=common_pb2.Load(running=5)))
+        self.num_ended_by_peer += 1
+        self.push.put_nowait(None)
+
+
+@asynccontextmanager
+async def linked(
+    target: FakeTarget, check: Callable[[ReplicaInfo], None] = lambda _: None
+) -> AsyncIterator[TargetLink]:
+    """A started link to a served fake."""
+    server = grpc.aio.server()
+    target_pb2_grpc.add_TargetServiceServicer_to_server(target, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    link: TargetLink = ReplicaLink(TARGET_API, f"127.0.0.1:{port}", check, Backoff(0.005, 0.02))
+    link.start()
+    try:
+        yield link
+    finally:
+        await link.close()
+        await server.stop(0)
+
+
+async def answer(future: "asyncio.Future[pb.VerifyResult]") -> pb.VerifyResult:
+    await asyncio.wait([future], timeout=20)
+    return future.result()
+
+
+def test_items_of_one_turn_travel_in_one_message_and_each_gets_its_own_answer() -> None:
+    async def scenario() -> None:
+        target = FakeTarget()
+        async with linked(target) as link:
+            await link.wait_up(10)
+            futures = [link.request(item(1, session_id)) for session_id in range(100)]
+            answers = [await answer(future) for future in futures]
+        assert [result.stamp.session_id for result in answers] == list(range(100))
+        assert [len(items) for items in target.messages] == [100]
+        assert link.load.running == 5
+
+    asyncio.run(scenario())
+
+
+def test_messages_are_bounded_in_items_and_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_link, "MAX_ITEMS_PER_MESSAGE", 8)
+    monkeypatch.setattr(replica_link, "MAX_MESSAGE_BYTES", 200)
+
+    async def scenario() -> None:
+        target = FakeTarget()
+        async with linked(target) as link:
+            await link.wait_up(10)
+            futures = [link.request(item(1, session_id)) for session_id in range(20)]
+            large = item(2)
+            large.verify.proposal.draft_token_ids.extend(range(200, 500))
+            futures += [link.request(large), link.request(item(3))]
+            for future in futures:
+                await answer(future)
+        assert [len(items) for items in target.messages] == [8, 8, 4, 1, 1]
+
+    asyncio.run(scenario())
+
+
+def test_answers_nobody_waits_for_are_counted_and_dropped() -> None:
+    def answers(items: list[pb.VerifyItem]) -> list[pb.VerifyResult]:
+        stranger = verdict(item(9, session_id=999))
+        closed = pb.VerifyResult(stamp=stranger.stamp, closed=pb.SessionClosed())
+        return [stranger, closed, *echo(items), *echo(items)]
+
+    async def scenario() -> None:
+        async with linked(FakeTarget(answers)) as link:
+            await link.wait_up(10)
+            assert (await answer(link.request(item(1)))).verdict.token_ids == [1]
+            await until(lambda: link.num_dropped_results == 2)
+            assert (await answer(link.request(item(2)))).verdict.token_ids == [2]
+
+    asyncio.run(scenario())
+
+
+def test_a_forgotten_answer_comes_late_and_harms_nobody() -> None:
+    async def scenario() -> None:
+        target = FakeTarget(lambda items: [])
+        async with linked(target) as link:
+            await link.wait_up(10)
+            future = link.request(item(1))
+            await until(lambda: len(target.messages) == 1)
+            link.forget((1, 1, 1))
+            assert future.cancelled()
+            target.push.put_nowait(pb.VerifyResponse(results=echo([item(1)])))
+            await until(lambda: link.num_dropped_results == 1)
+            assert link.is_up
+
+    asyncio.run(scenario())
+
+
+def test_a_lost_stream_fails_what_was_asked_on_it_and_a_new_generation_takes_over() -> None:
+    async def scenario() -> None:
+        target = FakeTarget(lambda items: [])
+        async with linked(target) as link:
+            await link.wait_up(10)
+            assert link.generation == 1
+            future = link.request(item(1))
+            await until(lambda: len(target.messages) == 1)
+            target.hang_up()
+            with pytest.raises(LinkLostError, match=r"target service at 127\.0\.0\.1"):
+                await answer(future)
+            await link.wait_up(10)
+            assert link.generation == 2
+            target.answers = echo
+            assert (await answer(link.request(item(2)))).verdict.token_ids == [2]
+
+    asyncio.run(scenario())
+
+
+def test_without_a_stream_items_are_refused_at_once_by_name() -> None:
+    async def scenario() -> None:
+        link: TargetLink = ReplicaLink(TARGET_API, "127.0.0.1:1", backoff=Backoff(0.005, 0.02))
+        link.start()
+        with pytest.raises(LinkLostError, match=r"target service at 127\.0\.0\.1:1 is not reachable"):
+            link.request(item(1))
+        with pytest.raises(LinkLostError, match="UNAVAILABLE"):
+            await link.wait_checked(0.3)
+        await link.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_the_check_refuses_is_not_used_and_the_refusal_is_told() -> None:
+    def check(info: ReplicaInfo) -> None:
+        raise HandshakeError(f"vocabulary of {info.model.vocab_size}")
+
+    async def scenario() -> None:
+        target = FakeTarget()
+        async with linked(target, check) as link:
+            with pytest.raises(HandshakeError, match="vocabulary of 8"):
+                await link.wait_checked(10)
+            assert not link.is_up
+        assert target.num_streams == 0
+
+    asyncio.run(scenario())
+
+
+def test_the_handshake_is_repeated_at_every_connect() -> None:
+    seen: list[int] = []
+
+    async def scenario() -> None:
+        target = FakeTarget()
+        async with linked(target, lambda info: seen.append(info.model.vocab_size)) as link:
+            await link.wait_up(10)
+            target.model.vocab_size = 9
+            target.hang_up()
+            await until(lambda: link.generation == 2)
+            assert link.info is not None
+            assert link.info.model.vocab_size == 9
+
+    asyncio.run(scenario())
+    assert seen == [8, 9]
+
+
+def test_closing_writes_what_is_queued_and_half_closes_the_stream() -> None:
+    async def scenario() -> None:
+        target = FakeTarget()
+        async with linked(target) as link:
+            await link.wait_up(10)
+            link.send(item(1))
+            await link.close()
+        assert [len(items) for items in target.messages] == [1]
+        assert target.num_ended_by_peer == 1
+
+    asyncio.run(scenario())
+
+
+def test_waits_between_attempts_grow_to_a_limit() -> None:
+    backoff = Backoff(0.1, 1.0)
+    for num_failures, longest in ((1, 0.15), (2, 0.3), (3, 0.6), (4, 1.2), (50, 1.5)):
+        waits = [backoff.wait_s(num_failures) for _ in range(50)]
+        assert longest / 3 <= min(waits) <= max(waits) <= longest

@@ -1,0 +1,191 @@
+"""A request is complete and within limits, or refused by field and limit, before anything is scheduled."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.requests import CheckedRequest, Offer, check_request
+from tandem.common.v1 import common_pb2
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.serving.errors import ServiceError
+from tandem.types import DraftProbsTransport, VerificationPolicy
+from tandem.validation import InvalidArgumentError
+from tandem.vocabulary import Vocabulary
+
+VOCABULARY = Vocabulary.toy(64)
+OFFER = Offer(
+    vocabulary=VOCABULARY,
+    vocab_size=64,
+    max_context=32,
+    num_draft_tokens=4,
+    max_draft_tokens=8,
+    draft_transports=frozenset(DraftProbsTransport),
+)
+POLICY = "VERIFICATION_POLICY_"
+
+
+def request(
+    sampling: dict[str, Any] | None = None,
+    stopping: dict[str, Any] | None = None,
+    speculation: dict[str, Any] | None = None,
+    **fields: Any,
+) -> pb.GenerateRequest:
+    """A request that would do, changed as told."""
+    if not {"text", "tokens", "chat"} & fields.keys():
+        fields["text"] = "abc"
+    return pb.GenerateRequest(
+        sampling=common_pb2.SamplingParams(**(sampling or {})),
+        stopping=pb.StoppingCriteria(**(stopping or {})),
+        speculation=pb.SpeculationOptions(**(speculation or {})),
+        **fields,
+    )
+
+
+def check(offer: Offer = OFFER, **fields: Any) -> CheckedRequest:
+    return check_request(request(**fields), offer)
+
+
+def tokens(*ids: int) -> pb.TokenIds:
+    return pb.TokenIds(ids=ids)
+
+
+BAD = [
+    ({"text": ""}, "text: the prompt is empty"),
+    ({"tokens": tokens()}, "tokens: the prompt is empty"),
+    ({"chat": pb.ChatMessages()}, "chat: messages is empty"),
+    ({"chat": pb.ChatMessages(messages=[pb.ChatMessage(role="alien", content="x")])}, r"chat: messages\[0\].role"),
+    ({"text": "snow \u2603"}, "text: the text cannot be encoded"),
+    ({"text": "a" * 32}, r"text: the prompt of 32 tokens .* limit is 31"),
+    ({"tokens": tokens(*range(40))}, r"tokens: the prompt of 40 tokens .* context of 32"),
+    ({"tokens": tokens(1, 64)}, r"prompt\[1\]: token id 64 is outside 0..63"),
+    ({"tokens": tokens(2**31)}, r"prompt\[0\]: token id 2147483648"),
+    ({"stopping": {"max_tokens": 0}}, "stopping.max_tokens: 0 is less than 1"),
+    ({"stopping": {"max_tokens": 30}}, r"stopping.max_tokens: .* context of 32"),
+    ({"stopping": {"max_tokens": 4, "min_tokens": 5}}, "stopping.min_tokens: 5 is more than stopping.max_tokens 4"),
+    ({"stopping": {"stop": [""]}}, r"stopping.stop\[0\]"),
+    ({"stopping": {"stop": ["x", ""]}}, r"stopping.stop\[1\]"),
+    ({"stopping": {"stop": ["x"] * 17}}, "stopping.stop: 17 entries .* limit of 16"),
+    ({"stopping": {"stop": ["x" * 10_000]}}, r"stopping.stop\[0\]: 10000 characters .* limit of 256"),
+    ({"stopping": {"stop_token_ids": [64]}}, r"stopping.stop_token_ids\[0\]: token id 64"),
+    ({"stopping": {"stop_token_ids": range(65)}}, "stopping.stop_token_ids: 65 entries"),
+    ({"sampling": {"temperature": -1.0}}, "sampling.temperature: -1.0 is outside"),
+    ({"sampling": {"temperature": float("nan")}}, "sampling.temperature: nan"),
+    ({"sampling": {"temperature": float("inf")}}, "sampling.temperature: inf"),
+    ({"sampling": {"top_p": 0.0}}, "sampling.top_p: 0.0"),
+    ({"sampling": {"top_p": 1.5}}, "sampling.top_p: 1.5"),
+    ({"sampling": {"min_p": -0.5}}, "sampling.min_p"),
+    ({"sampling": {"repetition_penalty": 0.0}}, "sampling.repetition_penalty"),
+    ({"sampling": {"presence_penalty": 2.5}}, "sampling.presence_penalty"),
+    ({"sampling": {"frequency_penalty": float("nan")}}, "sampling.frequency_penalty"),
+    ({"sampling": {"top_k": 2**32 - 1}}, "sampling.top_k"),
+    ({"sampling": {"logit_bias": {64: 1.0}}}, r"sampling.logit_bias\[0\]: token id 64"),
+    ({"sampling": {"logit_bias": {1: 101.0}}}, r"sampling.logit_bias\[1\]"),
+    ({"sampling": {"bad_token_ids": [64]}}, r"sampling.bad_token_ids\[0\]"),
+    ({"sampling": {"allowed_token_ids": [1], "bad_token_ids": [1]}}, "nothing is left"),
+    ({"speculation": {"num_draft_tokens": 9}}, r"speculation.num_draft_tokens: 9 is outside \[0, 8\]"),
+    ({"request_id": "x" * 129}, "request_id: 129 characters are more than the limit of 128"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), BAD)
+def test_bad_input_is_refused_by_field_and_limit(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        check(**fields)
+
+
+def test_a_missing_prompt_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="prompt: is missing"):
+        check_request(pb.GenerateRequest(), OFFER)
+
+
+@pytest.mark.parametrize("number", [common_pb2.VERIFICATION_POLICY_BLOCK, 77])
+def test_a_policy_that_is_not_offered_is_unimplemented_by_name(number: int) -> None:
+    with pytest.raises(ServiceError, match=r"verification_policy .* not offered; there are: greedy") as caught:
+        check(speculation={"verification_policy": number})
+    assert caught.value.code.name == "UNIMPLEMENTED"
+
+
+def test_unset_zero_and_a_value_are_three_things() -> None:
+    unset = check().spec.sampling
+    assert (unset.temperature, unset.top_p, unset.top_k) == (1.0, 1.0, 0)
+    assert not unset.is_greedy
+    assert check(sampling={"temperature": 0.0}).spec.sampling.is_greedy
+    assert check(sampling={"seed": 0}).spec.sampling.seed == 0
+    assert unset.seed is not None
+    assert unset.seed != check().spec.sampling.seed
+
+
+def test_max_tokens_default_to_what_the_context_leaves_and_no_more_than_256() -> None:
+    assert check().spec.max_tokens == 29
+    assert check(replace(OFFER, max_context=10_000)).spec.max_tokens == 256
+    assert check(stopping={"max_tokens": 7}).spec.max_tokens == 7
+
+
+def test_every_field_reaches_the_session() -> None:
+    checked = check(
+        request_id="mine",
+        sampling={"temperature": 0.5, "seed": 9},
+        stopping={
+            "max_tokens": 9,
+            "min_tokens": 2,
+            "stop": ["x"],
+            "stop_token_ids": [5],
+            "include_stop_in_output": True,
+        },
+    )
+    assert (checked.request_id, checked.stops, checked.include_stop) == ("mine", ("x",), True)
+    spec = checked.spec
+    assert (spec.token_ids, spec.prompt_len) == ((0, 1, 2), 3)
+    assert (spec.max_tokens, spec.min_tokens, spec.stop_token_ids) == (9, 2, frozenset({5}))
+    assert spec.eos_token_ids == {63}
+    assert check(stopping={"ignore_eos": True}).spec.eos_token_ids == frozenset()
+    assert check().request_id != check().request_id
+
+
+def test_chat_goes_through_the_template_and_tokens_are_used_as_they_are() -> None:
+    vocabulary = Vocabulary.toy(257)
+    offer = replace(OFFER, vocabulary=vocabulary, vocab_size=257, max_context=100)
+    chat = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="hi")])
+    assert vocabulary.decode(check(offer, chat=chat).spec.token_ids) == "user: hi\nassistant: "
+    assert check(tokens=tokens(63, 0, 63)).spec.token_ids == (63, 0, 63)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "asked", "policy", "transport"),
+    [
+        ({"temperature": 0.0}, "UNSPECIFIED", VerificationPolicy.GREEDY, DraftProbsTransport.ONE_HOT),
+        ({"temperature": 0.0}, "REJECTION", VerificationPolicy.GREEDY, DraftProbsTransport.ONE_HOT),
+        ({}, "UNSPECIFIED", VerificationPolicy.COUPLED, DraftProbsTransport.COUPLED),
+        ({}, "GREEDY", VerificationPolicy.COUPLED, DraftProbsTransport.COUPLED),
+        ({}, "REJECTION", VerificationPolicy.REJECTION, DraftProbsTransport.SPARSE),
+    ],
+)
+def test_policy_and_transport_follow_from_temperature_and_wish(
+    sampling: dict[str, Any], asked: str, policy: VerificationPolicy, transport: DraftProbsTransport
+) -> None:
+    speculation = {"verification_policy": POLICY + asked}
+    spec = check(sampling=sampling, speculation=speculation).spec
+    assert (spec.verification_policy, spec.draft_probs_transport) == (policy, transport)
+    without_q = replace(OFFER, draft_transports=frozenset({DraftProbsTransport.ONE_HOT}))
+    spec = check(without_q, sampling=sampling, speculation=speculation).spec
+    assert (spec.verification_policy, spec.draft_probs_transport) == (policy, DraftProbsTransport.ONE_HOT)
+
+
+@pytest.mark.parametrize(
+    ("speculation", "expected"),
+    [
+        ({}, 4),
+        ({"enabled": False}, 0),
+        ({"enabled": True}, 4),
+        ({"num_draft_tokens": 0}, 0),
+        ({"num_draft_tokens": 8}, 8),
+        ({"num_draft_tokens": 8, "enabled": False}, 0),
+    ],
+)
+def test_drafts_a_round_are_the_requests_or_the_servers_choice(speculation: dict[str, Any], expected: int) -> None:
+    assert check(speculation=speculation).num_draft_tokens == expected
+
+
+def test_the_servers_choice_bows_to_the_targets_limit() -> None:
+    assert check(replace(OFFER, max_draft_tokens=2)).num_draft_tokens == 2
