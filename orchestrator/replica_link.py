@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 MAX_ITEMS_PER_MESSAGE = 256
 MAX_MESSAGE_BYTES = 1024 * 1024  # of more than one item; larger messages are slower than two
 _HANDSHAKE_TIMEOUT_S = 5.0
+_LOAD_TIMEOUT_S = 1.0
 _CLOSE_TIMEOUT_S = 2.0
 
 AnswerKey = tuple[int, int, int]  # session id, epoch, round; round 0 is the open, so this names the kind as well
@@ -69,7 +70,7 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         self.address = address
         self.generation = 0
         self.info: ReplicaInfo | None = None  # of the last handshake
-        self.load = Load()
+        self.load = Load()  # as of the last answer
         self.num_dropped_results = 0  # answers nobody waits for: late, repeated or unknown
         self._check = check
         self._backoff = backoff or Backoff()
@@ -82,6 +83,7 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         self._failure = "not connected yet"
         self._is_closing = False
         self._task: asyncio.Task[None] | None = None
+        self._channel: grpc.aio.Channel | None = None
 
     def __str__(self) -> str:
         return f"{self.api.role} service at {self.address}"
@@ -134,6 +136,13 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         if future is not None:
             future.cancel()
 
+    async def ask_load(self) -> Load:
+        """The replica's load now; the last one heard of when it does not answer soon."""
+        if self._channel is not None and self.is_up:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                return (await self.api.get_info(self._channel, _LOAD_TIMEOUT_S)).load
+        return self.load
+
     async def close(self) -> None:
         """Write what is queued, end the stream, and stop."""
         self._is_closing = True
@@ -148,6 +157,7 @@ class ReplicaLink(Generic[ItemT, ResultT]):
     async def _stay_connected(self) -> None:
         num_failures = 0
         async with open_channel(self.address) as channel:
+            self._channel = channel
             while not self._is_closing:
                 generation, known_failure = self.generation, self._failure
                 self._failure = await self._connect(channel)

@@ -92,14 +92,14 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             yield _complete(sequence)
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: _Context) -> pb.GetInfoResponse:  # noqa: N802, ARG002
-        """What both replicas said at the last connect, and their newest loads."""
+        """What both replicas said at the last connect, and their loads now."""
         answer = pb.GetInfoResponse(num_running_requests=self._num_running)
         if self._target.info is not None:
             answer.target.CopyFrom(codec.model_info_to_proto(self._target.info.model))
-            answer.target_load.CopyFrom(codec.load_to_proto(self._target.load))
+            answer.target_load.CopyFrom(codec.load_to_proto(await self._target.ask_load()))
         if self._draft is not None and self._draft.info is not None:
             answer.draft.CopyFrom(codec.model_info_to_proto(self._draft.info.model))
-            answer.draft_load.CopyFrom(codec.load_to_proto(self._draft.load))
+            answer.draft_load.CopyFrom(codec.load_to_proto(await self._draft.ask_load()))
             answer.proposer = self._draft.info.proposer
         return answer
 

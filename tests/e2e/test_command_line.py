@@ -22,6 +22,18 @@ def tandem(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=HANG_S)
 
 
+def wait_until_idle(client: SyncTandemClient) -> bool:
+    """Whether both services come to hold no session and no block."""
+    deadline = time.monotonic() + HANG_S
+    while time.monotonic() < deadline:
+        info = client.info()
+        loads = [load for load in (info.target_load, info.draft_load) if load is not None]
+        if info.num_running_requests == 0 and not any(load.running or load.used_blocks for load in loads):
+            return True
+        time.sleep(0.01)
+    return False
+
+
 @pytest.fixture(scope="module")
 def addresses() -> Iterator[dict[str, str]]:
     """Toy services that a user has started; slow enough to be interrupted."""
@@ -72,17 +84,7 @@ def test_ctrl_c_frees_both_services_sessions_within_a_round(addresses: dict[str,
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=HANG_S)
         assert process.returncode == 130
-        deadline = time.monotonic() + HANG_S
-        while client.info().num_running_requests and time.monotonic() < deadline:
-            time.sleep(0.01)
-        while True:  # the loads of the last answers, which the closed sessions' answers carry
-            info = client.info()
-            assert info.draft_load is not None
-            loads = (info.target_load, info.draft_load)
-            if all(load.running == 0 and load.used_blocks == 0 for load in loads) or time.monotonic() > deadline:
-                break
-            time.sleep(0.01)
-        assert [(load.running, load.used_blocks) for load in loads] == [(0, 0), (0, 0)]
+        assert wait_until_idle(client)
 
 
 @pytest.mark.parametrize(
