@@ -68,7 +68,7 @@ class Scheduler:
                 self._wake.set()  # whatever this step leaves over is the next one's work
                 await self._step(plan)
             self._close_settled_streams()
-            if len(self.table) == 0:
+            if self.table.is_empty:
                 self._is_empty.set()
 
     async def drain(self, grace_s: float) -> None:

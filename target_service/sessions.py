@@ -9,9 +9,10 @@ A row is one token's key-value memory. The last committed token has no row yet, 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.backends.base import SequenceId
+from engine.backends.base import EngineCapabilities, SequenceId
 from tandem.prefix_hash import HashedTokens
 from tandem.types import ErrorCode, ItemError, Proposal, SessionSpec, Stamp, Verdict
+from tandem.validation import InvalidArgumentError, check_session
 from target_service.answers import SessionKey
 
 
@@ -152,6 +153,29 @@ class Session:
     def missing_token_ids(self, num_tokens: int) -> Sequence[int]:
         """The next `num_tokens` tokens without a row."""
         return self.tokens.token_ids[self.num_rows : self.num_rows + num_tokens]
+
+
+def open_session(
+    key: SessionKey, stamp: Stamp, spec: SessionSpec, num_blocks: int, capabilities: EngineCapabilities
+) -> Session:
+    """A new session, once its open is found right.
+
+    Raises `InvalidArgumentError` for a spec that the model cannot serve, `ItemError` PREFIX_MISMATCH for a stamp that
+    was made for other tokens.
+    """
+    check_session(spec, capabilities.vocab_size, capabilities.max_context)
+    if len(spec.token_ids) >= spec.max_len:
+        raise InvalidArgumentError(
+            "open.token_ids", f"{len(spec.token_ids)} tokens leave nothing of prompt + max_tokens = {spec.max_len}"
+        )
+    session = Session(key, stamp.epoch, spec, num_blocks)
+    if (stamp.committed_len, stamp.prefix_hash) != (len(session.tokens), session.tokens.prefix_hash()):
+        raise ItemError(
+            ErrorCode.PREFIX_MISMATCH,
+            f"open is stamped for {stamp.committed_len} committed tokens with hash {stamp.prefix_hash:016x}; "
+            f"it carries {len(session.tokens)} with hash {session.tokens.prefix_hash():016x}",
+        )
+    return session
 
 
 def unknown_session(stamp: Stamp) -> ItemError:

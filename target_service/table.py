@@ -9,15 +9,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from engine.backends.base import EngineCapabilities, KvUsage, SequenceId
+from engine.backends.base import EngineCapabilities, KvUsage
 from engine.sampling.policies import check_proposal
 from tandem.types import ErrorCode, ItemError, ItemTiming, Load, Proposal, SessionSpec, Stamp
-from tandem.validation import InvalidArgumentError, check_session
+from tandem.validation import InvalidArgumentError
 from target_service.admission import Admission
 from target_service.answers import Answer, Closed, Opened, Outcome, SessionKey, StreamId
 from target_service.batching import Part, choose_parts
 from target_service.limits import Limits
-from target_service.sessions import PendingOpen, PendingRound, Session, StaleItemError, unknown_session
+from target_service.sessions import (
+    PendingOpen,
+    PendingRound,
+    Session,
+    StaleItemError,
+    open_session,
+    unknown_session,
+)
 from target_service.step import StepOutcome, StepPlan, StepResult
 
 _log = logging.getLogger(__name__)
@@ -45,13 +52,20 @@ class SessionTable:
             kv_usage.total_blocks, kv_usage.block_size, limits.max_sessions, limits.max_waiting_sessions
         )
         self._sessions: dict[SessionKey, Session] = {}
-        self._released: list[SequenceId] = []  # to be forgotten by the next step
+        self._released: list[Session] = []  # their sequences are forgotten by the next step
+        self._releasing: list[Session] = []  # ... and by the one in flight
+        self._closing: dict[Session, Stamp] = {}  # closes that are answered when the memory is back
         self._in_flight: list[Part] = []
         self._step_started_s = 0.0
         self._num_stale = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no session is open and every close has its answer."""
+        return not self._sessions and not self._closing
 
     @contextmanager
     def answering(self, stream_id: StreamId, stamp: Stamp) -> Iterator[None]:
@@ -80,7 +94,10 @@ class SessionTable:
         if known is not None:
             self._free(known)
             self._admit_waiting()
-        session = self._new_session(key, stamp, spec)
+        if self.is_draining:
+            raise ItemError(ErrorCode.NO_CAPACITY, "now: this replica is draining; open sessions elsewhere")
+        num_blocks = self._admission.num_blocks_for(spec.max_len)
+        session = open_session(key, stamp, spec, num_blocks, self._capabilities)
         is_admitted = self._admission.offer(session)
         self._sessions[key] = session
         if is_admitted:
@@ -105,12 +122,17 @@ class SessionTable:
             self._num_stale += 1
 
     def close(self, stream_id: StreamId, stamp: Stamp) -> None:
-        """Free the session unless a later epoch has taken its place; harmless when it is not there."""
+        """Free the session unless a later epoch has taken its place; harmless when it is not there.
+
+        It is answered once the memory is back, so that the load which travels with the answer shows it.
+        """
         session = self._sessions.get((stream_id, stamp.session_id))
-        if session is not None and stamp.epoch >= session.epoch:
-            self._free(session)
-            self._admit_waiting()
-        self._answer(stream_id, stamp, Closed())
+        if session is None or stamp.epoch < session.epoch:
+            self._answer(stream_id, stamp, Closed())
+            return
+        self._closing[session] = stamp
+        self._free(session)
+        self._admit_waiting()
 
     def end_stream(self, stream_id: StreamId) -> None:
         """Free every session of a stream that has ended."""
@@ -120,7 +142,8 @@ class SessionTable:
 
     def is_settled(self, stream_id: StreamId) -> bool:
         """Whether every item of the stream has its answer."""
-        return not any(session.is_busy or session.pending_open for session in self._sessions_of(stream_id))
+        is_busy = any(session.is_busy or session.pending_open for session in self._sessions_of(stream_id))
+        return not is_busy and all(session.key[0] != stream_id for session in self._closing)
 
     def expire(self, now_s: float) -> None:
         """Answer DEADLINE_EXCEEDED to opens and rounds that were not begun in time."""
@@ -150,10 +173,12 @@ class SessionTable:
         parts = choose_parts(admitted, self._limits.max_step_tokens)
         if not parts and not self._released:
             return None
-        plan = StepPlan(tuple(self._released), tuple(part.to_item() for part in parts))
+        released = tuple(session.sequence_id for session in self._released if session.sequence_id is not None)
+        plan = StepPlan(released, tuple(part.to_item() for part in parts))
         for part in parts:
             part.session.begin(part.verifying)
-        self._released, self._in_flight, self._step_started_s = [], parts, now_s
+        self._releasing, self._released = self._released, []
+        self._in_flight, self._step_started_s = parts, now_s
         return plan
 
     def commit(self, result: StepResult) -> None:
@@ -162,7 +187,7 @@ class SessionTable:
         self._kv_usage = result.kv_usage
         for part, outcome in zip(parts, result.outcomes, strict=True):
             self._commit_part(part, outcome, result.compute_us)
-        self._admit_waiting()
+        self._finish_step()
 
     def fail(self) -> None:
         """The step raised: its sessions are lost, their rounds are answered INTERNAL, everyone else goes on."""
@@ -173,7 +198,7 @@ class SessionTable:
                 self._release(part.session)
             else:
                 self._free(part.session, _internal_error())
-        self._admit_waiting()
+        self._finish_step()
 
     def load(self) -> Load:
         """How busy the replica is now; block figures are those after the last step."""
@@ -188,24 +213,6 @@ class SessionTable:
             total_blocks=usage.total_blocks,
             stale_items=self._num_stale,
         )
-
-    def _new_session(self, key: SessionKey, stamp: Stamp, spec: SessionSpec) -> Session:
-        if self.is_draining:
-            raise ItemError(ErrorCode.NO_CAPACITY, "now: this replica is draining; open sessions elsewhere")
-        check_session(spec, self._capabilities.vocab_size, self._capabilities.max_context)
-        if len(spec.token_ids) >= spec.max_len:
-            raise InvalidArgumentError(
-                "open.token_ids",
-                f"{len(spec.token_ids)} tokens leave nothing of prompt + max_tokens = {spec.max_len}",
-            )
-        session = Session(key, stamp.epoch, spec, self._admission.num_blocks_for(spec.max_len))
-        if (stamp.committed_len, stamp.prefix_hash) != (len(session.tokens), session.tokens.prefix_hash()):
-            raise ItemError(
-                ErrorCode.PREFIX_MISMATCH,
-                f"open is stamped for {stamp.committed_len} committed tokens with hash {stamp.prefix_hash:016x}; "
-                f"it carries {len(session.tokens)} with hash {session.tokens.prefix_hash():016x}",
-            )
-        return session
 
     def _commit_part(self, part: Part, outcome: StepOutcome, compute_us: int) -> None:
         session, entry, decided = part.session, part.verifying, outcome.decided
@@ -245,7 +252,22 @@ class SessionTable:
     def _release(self, session: Session) -> None:
         """Have the next step forget the session's sequence, if it ever had one."""
         if session.sequence_id is not None:
-            self._released.append(session.sequence_id)
+            self._released.append(session)
+        else:
+            self._answer_close(session)
+
+    def _finish_step(self) -> None:
+        """What a step has released is back in the pool."""
+        for session in self._releasing:
+            self._answer_close(session)
+        self._releasing = []
+        self._admit_waiting()
+
+    def _answer_close(self, session: Session) -> None:
+        """Answer the session's close, if it was one that freed it."""
+        stamp = self._closing.pop(session, None)
+        if stamp is not None:
+            self._answer(session.key[0], stamp, Closed())
 
     def _admit_waiting(self) -> None:
         """Give room that has become free to the sessions that wait for it."""

@@ -118,6 +118,7 @@ class Bench:
         )
 
     def close(self, mark: Stamp, stream: StreamId = STREAM) -> object:
+        """A close -> its answer when it has one at once; else the next step brings it."""
         return self._answered(stream, mark, lambda: self.table.close(stream, mark))
 
     def step(self) -> int:

@@ -64,7 +64,7 @@ class Rounds(RuleBasedStateMachine):
     def start(self) -> None:
         self.bench = Bench()
         self.expected: dict[int, Expected] = {}
-        self.num_stale = 0
+        self.num_stale = self.num_closes = 0
         self.computed: StepResult | None = None
         self.plan: StepPlan | None = None
         self.in_step: list[tuple[int, Expected]] = []
@@ -95,7 +95,9 @@ class Rounds(RuleBasedStateMachine):
 
     def close(self, session: int) -> None:
         known = self.expected.pop(session, None)
-        assert self.bench.close(stamp(PROMPT, 0, session, known.epoch if known else 1)) == Closed()
+        self.num_closes += 1
+        outcome = self.bench.close(stamp(PROMPT, 0, session, known.epoch if known else 1))
+        assert outcome == Closed() if known is None else outcome in (None, Closed())
 
     @rule(session=session_ids, num_right=st.integers(0, 5), num_wrong=st.integers(0, 2), is_decided=st.booleans())
     def next_round(self, session: int, num_right: int, num_wrong: int, is_decided: bool) -> None:
@@ -184,7 +186,11 @@ class Rounds(RuleBasedStateMachine):
         self.bench.table.commit(self.computed)
         self.computed = None
         answers = [answer for _, answer in self.bench.answers[before:]]
-        given = {(int(answer.stamp.session_id), answer.stamp.round): answer.outcome for answer in answers}
+        given = {
+            (int(answer.stamp.session_id), answer.stamp.round): answer.outcome
+            for answer in answers
+            if answer.outcome != Closed()
+        }
         for session, known in self.in_step:
             if self.expected.get(session) is not known:
                 continue
@@ -226,6 +232,8 @@ class Rounds(RuleBasedStateMachine):
         for session in list(self.expected):
             self.close(session)
         self.bench.settle()
+        assert sum(answer.outcome == Closed() for _, answer in self.bench.answers) == self.num_closes
+        assert self.bench.table.is_empty
         assert (self.bench.used_blocks(), len(self.bench.engine._sequences)) == (0, 0)
 
 

@@ -308,14 +308,16 @@ def test_a_stream_cancelled_during_a_step_frees_its_sessions_and_blocks() -> Non
     assert not engine._sequences
 
 
-def test_a_close_during_a_step_is_answered_at_once_and_its_round_never() -> None:
+def test_a_close_during_a_step_is_answered_with_an_idle_load_and_its_round_never() -> None:
     engine = BlockedEngine()
 
     async def scenario(service: Service, client: Client) -> None:
         future = await begin_blocked(engine, client)
-        assert await client.ask(close_item(stamp(PROMPT, 9))) == [Closed()]
+        (closed,) = await client.send(close_item(stamp(PROMPT, 0)))
         engine.go.set()
-        await service.until_idle()
+        assert await closed == Closed()
+        load = client.responses[-1].load
+        assert (load.running, load.used_blocks) == (0, 0)
         assert await client.ask(open_item(spec(), 1, epoch=2)) == [Opened()]
         assert not future.done()
 

@@ -106,11 +106,12 @@ def test_a_close_in_flight_drops_the_result_and_gives_the_memory_back_after_it()
     bench.submit(stamp(PROMPT, 1))
     plan = bench.table.plan_step(0.0)
     assert plan is not None
-    assert bench.close(stamp(PROMPT, 0)) == Closed()
-    assert bench.close(stamp(PROMPT, 0)) == Closed()
+    assert bench.close(stamp(PROMPT, 0)) is None
+    assert not bench.table.is_settled(STREAM)
     bench.table.commit(bench.verifier.step(plan))
     assert bench.used_blocks() > 0
-    assert bench.settle() == []
+    assert [answer.outcome for answer in bench.settle()] == [Closed()]
+    assert bench.table.is_settled(STREAM)
     assert bench.used_blocks() == 0
     assert bench.table.load().used_blocks == 0
 
@@ -127,6 +128,25 @@ def test_a_reopen_in_flight_drops_the_old_verdict_and_decides_anew() -> None:
     bench.round(tokens, 1, epoch=2)
     assert tokens[3:] == plain_decode(spec(), most=1)
     assert len(bench.engine._sequences) == 1
+
+
+def test_a_close_is_answered_when_the_load_shows_its_memory_free_even_if_that_step_fails() -> None:
+    for is_failing in (False, True):
+        bench = Bench()
+        bench.open(spec())
+        bench.round(list(PROMPT), 1)
+        assert bench.close(stamp(PROMPT, 0)) is None
+        plan = bench.table.plan_step(0.0)
+        assert plan is not None
+        result = bench.verifier.step(plan)
+        if is_failing:
+            bench.table.fail()
+        else:
+            bench.table.commit(result)
+            assert bench.table.load().used_blocks == 0
+        assert bench.answers[-1][1].outcome == Closed()
+        assert bench.close(stamp(PROMPT, 0)) == Closed()
+        assert bench.table.is_empty
 
 
 def test_a_late_close_of_an_older_epoch_does_not_free_the_newer_one() -> None:
@@ -171,6 +191,7 @@ def test_a_reopen_gives_its_room_to_whoever_waits_and_queues_again() -> None:
     assert [a.stamp.session_id for _, a in bench.answers if a.outcome == Opened()] == [1, 2]
     assert isinstance(bench.round(list(PROMPT), 1, session=2), Verdict)
     bench.close(stamp(PROMPT, 0, 2))
+    bench.settle()
     assert isinstance(bench.round(list(PROMPT), 1, session=1, epoch=2), Verdict)
 
 
@@ -201,9 +222,10 @@ def test_with_room_for_two_and_a_half_sessions_the_third_waits_then_runs() -> No
     load = bench.table.load()
     assert (load.running, load.waiting) == (2, 2)
     bench.close(stamp(PROMPT, 0, 1))
-    assert bench.answers[-2][1].outcome == Opened()
-    assert bench.answers[-2][1].stamp.session_id == 3
-    (answer,) = bench.settle()
+    assert bench.answers[-1][1].outcome == Opened()
+    assert bench.answers[-1][1].stamp.session_id == 3
+    answer, closed = bench.settle()
+    assert closed.outcome == Closed()
     assert isinstance(answer.outcome, Verdict)
     assert list(answer.outcome.token_ids) == plain_decode(session, most=1)
 
