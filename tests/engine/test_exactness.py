@@ -1,5 +1,6 @@
 """A row's logits depend on its tokens alone: not on batch, chunking, blocks, history or threads; bit by bit."""
 
+import os
 import threading
 from collections.abc import Callable
 
@@ -128,6 +129,22 @@ def test_a_worker_thread_computes_the_same_bits(make_engine: MakeEngine) -> None
     worker.start()
     worker.join()
     assert torch.equal(results[0], logits_of(engine, tokens))
+
+
+@pytest.mark.usefixtures("restore_threads")
+def test_a_worker_thread_starts_no_more_threads_than_torch_was_told() -> None:
+    torch.set_num_threads(1)
+    engine, started = tiny_engine(), []
+
+    def work() -> None:
+        before = len(os.listdir("/proc/self/task"))
+        logits_of(engine, random_tokens(150))
+        started.append(len(os.listdir("/proc/self/task")) - before)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    worker.join()
+    assert started == [0]
 
 
 def test_truncate_then_refill_is_exact(make_engine: MakeEngine) -> None:
