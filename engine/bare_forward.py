@@ -33,7 +33,7 @@ class BareForward:
         ]
         self._final_norm = model.final_norm.to(model.dtype)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def __call__(self, token_ids: torch.Tensor, first_position: int) -> torch.Tensor:
         """Tokens [B, n] at positions first_position.. -> logits [B * n, V] in the model's dtype."""
         model, config = self._model, self._model.config

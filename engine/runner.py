@@ -16,23 +16,28 @@ class ModelRunner:
         self.cache = cache
         self.kernels = kernels
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def advance(self, batch: ForwardBatch) -> None:
         """Write the batch's key-value rows."""
-        self.model.hidden(batch, self.cache, self.kernels)
+        self._hidden(batch)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def logits(self, batch: ForwardBatch) -> torch.Tensor:
-        """Write the rows -> float32 [R, V]."""
-        hidden = self.model.hidden(batch, self.cache, self.kernels)
+        """Write the rows -> float32 [R, V], the caller's to change."""
+        hidden = self._hidden(batch)
         chunks = [chunk.float() for chunk in self.model.logits(hidden, batch.logits_rows, self.kernels)]
         if len(chunks) == 1:
             return chunks[0]
         return torch.cat(chunks) if chunks else hidden.new_empty(0, self.model.config.vocab_size)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def argmax(self, batch: ForwardBatch) -> torch.Tensor:
         """Write the rows -> int64 [R], the lowest id among each row's largest logits, in their own dtype."""
-        hidden = self.model.hidden(batch, self.cache, self.kernels)
+        hidden = self._hidden(batch)
         chunks = [chunk.argmax(dim=-1) for chunk in self.model.logits(hidden, batch.logits_rows, self.kernels)]
         return torch.cat(chunks) if chunks else torch.empty(0, dtype=torch.int64)
+
+    def _hidden(self, batch: ForwardBatch) -> torch.Tensor:
+        # In a new thread oneDNN takes all cores, whatever set_num_threads said, until torch is asked.
+        torch.get_num_threads()
+        return self.model.hidden(batch, self.cache, self.kernels)

@@ -1,6 +1,7 @@
 """From a loaded model to a running native engine: choose linears and kernels by name, prove them, say so."""
 
 import logging
+import time
 
 import torch
 
@@ -41,8 +42,11 @@ def load_torch_engine(
         raise ValueError(f"max_context {context} is outside the model's 1..{model.config.max_context}")
     num_blocks = _num_blocks(model.config, DTYPES[dtype], num_blocks, kv_memory_bytes, block_size)
     kernels = choose_kernels(model.config) if kernels is None else kernels
+    start = time.perf_counter()
     built, linear, linear_failures = build_invariant(model, DTYPES[dtype], context, max_step_tokens)
     report = run_self_test(built, kernels, linear_failures)
+    fingerprint = numerics_fingerprint(dtype, linear, kernels, report)
+    logger.info("engine %s built and tested in %.2f s", fingerprint, time.perf_counter() - start)
     if not report.passed:
         logger.error("the numerics self-test failed: logits depend on the batch, the engine is not deterministic")
     return TorchEngine(
@@ -51,7 +55,7 @@ def load_torch_engine(
         num_blocks=num_blocks,
         block_size=block_size,
         deterministic=report.passed,
-        numerics_fingerprint=numerics_fingerprint(dtype, linear, kernels, report),
+        numerics_fingerprint=fingerprint,
     )
 
 

@@ -126,13 +126,21 @@ void attend_heads(const AttentionStep& step, const float* queries, const T* keys
       places[i] = (((int64_t)blocks[block_index] * step.num_kv_heads + kv_head) * step.block_size + offset) * kDim;
       if (++offset == step.block_size) offset = 0, ++block_index;
     }
-    for (int i = 0; i < count; ++i) {
-      Vec key[DV];
-      for (int d = 0; d < DV; ++d) key[d] = load(keys + places[i] + d * kLanes);
+    for (int first = 0; first < count; first += kLanes) {
+      const int num_keys = count - first < kLanes ? count - first : kLanes;
+      Vec products[GROUP][kLanes];
+      for (int i = 0; i < num_keys; ++i) {
+        Vec key[DV];
+        for (int d = 0; d < DV; ++d) key[d] = load(keys + places[first + i] + d * kLanes);
+        for (int g = 0; g < GROUP; ++g) {
+          Vec dot = load(queries + g * kDim) * key[0];
+          for (int d = 1; d < DV; ++d) dot += load(queries + g * kDim + d * kLanes) * key[d];
+          products[g][i] = dot;
+        }
+      }
       for (int g = 0; g < GROUP; ++g) {
-        Vec dot = {};
-        for (int d = 0; d < DV; ++d) dot += load(queries + g * kDim + d * kLanes) * key[d];
-        weights[g][i] = sum(dot);
+        for (int i = num_keys; i < kLanes; ++i) products[g][i] = Vec{};
+        store(weights[g] + first, sum_each(products[g]));
       }
     }
     for (int g = 0; g < GROUP; ++g) {

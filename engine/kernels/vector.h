@@ -7,6 +7,9 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 namespace tandem {
 
@@ -30,9 +33,14 @@ inline Vec load(const float* p) {
 }
 
 inline Vec load(const bfloat16* p) {
+#ifdef __AVX512F__  // GCC 12 widens the sixteen in two halves otherwise
+  VecBits wide = (VecBits)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+#else
   VecHalf half;
   std::memcpy(&half, p, sizeof half);
-  return (Vec)(__builtin_convertvector(half, VecBits) << 16);
+  VecBits wide = __builtin_convertvector(half, VecBits);
+#endif
+  return (Vec)(wide << 16);
 }
 
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
@@ -67,6 +75,26 @@ inline float largest(Vec v) {
   float low = c[0] > c[1] ? c[0] : c[1];
   float high = c[2] > c[3] ? c[2] : c[3];
   return low > high ? low : high;
+}
+
+// Sixteen sums at once: lane i of the result is the sum of rows[i], each over the same fixed tree. Folds halves,
+// quarters, eighths and sixteenths, two rows into one vector each time.
+inline Vec sum_each(const Vec (&rows)[kLanes]) {
+  Vec a[8], b[4], c[2];
+  for (int i = 0; i < 8; ++i) {
+    a[i] = __builtin_shufflevector(rows[i], rows[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+           __builtin_shufflevector(rows[i], rows[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  }
+  for (int i = 0; i < 4; ++i) {
+    b[i] = __builtin_shufflevector(a[i], a[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
+           __builtin_shufflevector(a[i], a[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+  }
+  for (int i = 0; i < 2; ++i) {
+    c[i] = __builtin_shufflevector(b[i], b[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+           __builtin_shufflevector(b[i], b[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+  }
+  return __builtin_shufflevector(c[0], c[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
+         __builtin_shufflevector(c[0], c[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
 }
 
 // e^x to about one unit in the last place: x = n ln 2 + r with |r| <= ln 2 / 2, then a polynomial in r (Cephes).

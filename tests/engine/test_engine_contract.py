@@ -133,6 +133,13 @@ def test_logits_are_float32_whatever_the_dtype() -> None:
     assert logits_of(tiny_engine(dtype=torch.bfloat16), [1, 2]).dtype == torch.float32
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_are_the_callers_to_change(dtype: torch.dtype) -> None:
+    engine = tiny_engine(dtype=dtype)
+    logits_of(engine, [1, 2, 3]).div_(2).fill_(7.0)
+    assert torch.equal(logits_of(engine, [1, 2, 3]), logits_of(tiny_engine(dtype=dtype), [1, 2, 3]))
+
+
 def test_the_lowest_id_wins_among_equal_logits() -> None:
     model = random_model(FAMILIES["mistral-untied"])
     head = model.weights["lm_head.weight"]

@@ -1,5 +1,6 @@
 """A row's logits depend on its tokens alone: not on batch, chunking, blocks, history or threads; bit by bit."""
 
+import os
 import threading
 from collections.abc import Callable
 
@@ -12,7 +13,7 @@ from engine.kernels.base import LayerKernels
 from engine.models.linear import ChunkedLinear
 from tests.engine.engines import DTYPES, logits, logits_of, random_tokens, tiny_engine
 from tests.engine.naive_model import naive_logits
-from tests.engine.tiny_models import FAMILIES, random_model
+from tests.engine.tiny_models import FAMILIES, random_model, tiny_config
 
 MakeEngine = Callable[..., TorchEngine]
 
@@ -128,6 +129,23 @@ def test_a_worker_thread_computes_the_same_bits(make_engine: MakeEngine) -> None
     worker.start()
     worker.join()
     assert torch.equal(results[0], logits_of(engine, tokens))
+
+
+@pytest.mark.usefixtures("restore_threads")
+def test_a_worker_thread_starts_no_more_threads_than_torch_was_told() -> None:
+    torch.set_num_threads(1)
+    # Wide enough that oneDNN would use every core.
+    engine, started = tiny_engine(random_model(tiny_config(hidden_size=256, intermediate_size=1024))), []
+
+    def work() -> None:
+        before = len(os.listdir("/proc/self/task"))
+        logits_of(engine, random_tokens(20))
+        started.append(len(os.listdir("/proc/self/task")) - before)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    worker.join()
+    assert started == [0]
 
 
 def test_truncate_then_refill_is_exact(make_engine: MakeEngine) -> None:
