@@ -20,8 +20,9 @@ from engine.backends.torch_backend import TorchEngine
 from engine.backends.torch_loading import DTYPES, load_torch_engine
 from engine.bare_forward import BareForward
 from engine.bench_report import machine_lines, quartiles, table
-from engine.models.config import LoadedModel
+from engine.models.config import LoadedModel, ModelFileError
 from engine.models.loading import load_model
+from tandem.models import ModelNotFoundError, resolve_model
 
 WIDTHS = (1, 2, 4, 5, 8)  # rows a sequence; 5 is one committed token and four drafts
 BATCH_SIZES = (1, 8)
@@ -150,7 +151,7 @@ def _drafted_cost(by_shape: dict[tuple[str, int, int], Measurement], dtype: str,
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line: measure, write the report, and show it."""
     parser = argparse.ArgumentParser(prog="python -m engine.bench", description=__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="a GGUF file or a model directory")
+    parser.add_argument("--model", default="smollm2-135m", help="a pulled name, a model directory or a .gguf file")
     parser.add_argument("--dtype", choices=[*DTYPES], action="append", help="repeatable; default: all")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="intra-op threads")
     parser.add_argument("--runs", type=int, default=30, help="pairs a shape")
@@ -158,11 +159,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="also write the report to this file")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    model = load_model(options.model)
+    try:
+        model = load_model(resolve_model(options.model))
+    except (ModelNotFoundError, ModelFileError) as error:
+        parser.error(str(error))
     measurements = [
         m for dtype in options.dtype or DTYPES for m in bench_engine(model, dtype, options.runs, options.context)
     ]
-    report = render_report(measurements, options.model.name, options.runs, options.context)
+    report = render_report(measurements, options.model, options.runs, options.context)
     if options.out is not None:
         options.out.write_text(report)
     sys.stdout.write(report)
