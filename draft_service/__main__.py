@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import sys
-from pathlib import Path
 
 import grpc
 
@@ -12,20 +11,18 @@ from draft_service.proposers.registry import ProposerError, ProposerSettings, lo
 from draft_service.server import SERVICE_NAME, DraftServicer
 from draft_service.service import DraftLimits, DraftService
 from engine.backends.base import EngineError
-from engine.backends.options import add_engine_arguments, engine_settings, positive_int
+from engine.backends.options import add_engine_arguments, engine_settings
 from tandem.draft.v1 import draft_pb2_grpc
 from tandem.serving.channels import MAX_INNER_MESSAGE_BYTES, AddressError
-from tandem.serving.life import PortInUseError, ServerSettings, configure_logging, run_server
+from tandem.serving.compute import ComputeThread
+from tandem.serving.life import PortInUseError, configure_logging, run_server
+from tandem.serving.options import add_server_arguments, positive_int, server_settings
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Every option of the service."""
     parser = argparse.ArgumentParser(prog="draft_service", description="Propose draft tokens to orchestrators.")
-    parser.add_argument("--address", default="127.0.0.1:50052", help="HOST:PORT to listen on; port 0: a free one")
-    parser.add_argument("--ready-file", type=Path, help="written with the bound address once the service is ready")
-    parser.add_argument("--insecure", action="store_true", help="accept clear text on a non-loopback address")
-    parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
-    parser.add_argument("--grace", type=float, default=5.0, help="seconds for open sessions when the service stops")
+    add_server_arguments(parser, "127.0.0.1:50052")
     parser.add_argument("--proposer", default="ngram", help=f"one of: {', '.join(proposer_names())}")
     parser.add_argument("--max-ngram-size", type=int, default=5, help="ngram: most tokens to match")
     parser.add_argument("--min-ngram-size", type=int, default=1, help="ngram: fewest tokens to match")
@@ -40,12 +37,13 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     configure_logging("draft", args.log_level)
     settings = ProposerSettings(args.max_ngram_size, args.min_ngram_size, args.max_sessions, engine_settings(args))
+    compute = ComputeThread("draft-compute")
     try:
-        proposer = load_proposer(args.proposer, settings)
+        proposer = compute.run_blocking(load_proposer, args.proposer, settings)
     except (ProposerError, EngineError, ValueError, OSError) as error:
         return _refuse(error)
     try:
-        asyncio.run(serve(args, proposer))
+        asyncio.run(serve(args, proposer, compute))
     except (AddressError, PortInUseError, OSError) as error:
         return _refuse(error)
     return 0
@@ -57,23 +55,16 @@ def _refuse(error: Exception) -> int:
     return 2
 
 
-async def serve(args: argparse.Namespace, proposer: Proposer) -> None:
+async def serve(args: argparse.Namespace, proposer: Proposer, compute: ComputeThread) -> None:
     """One service on one event loop, from bind to drain."""
-    service = DraftService(proposer, DraftLimits(args.max_draft_tokens, args.max_sessions))
-    server_settings = ServerSettings(
-        service_name=SERVICE_NAME,
-        address=args.address,
-        max_message_bytes=MAX_INNER_MESSAGE_BYTES,
-        insecure=args.insecure,
-        grace_s=args.grace,
-        ready_file=args.ready_file,
-    )
+    service = DraftService(proposer, DraftLimits(args.max_draft_tokens, args.max_sessions), compute)
+    settings = server_settings(args, SERVICE_NAME, MAX_INNER_MESSAGE_BYTES)
 
     def register(server: grpc.aio.Server) -> None:
         draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(service), server)
 
     try:
-        await run_server(server_settings, register, on_drain=lambda: service.drain(args.grace))
+        await run_server(settings, register, on_drain=lambda: service.drain(args.grace))
     finally:
         await service.batcher.aclose()
 

@@ -4,15 +4,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from draft_service.proposers.base import ProposeInput, Proposer, SessionKey
 from draft_service.trimming import trim_proposal
+from engine.backends.base import KvUsage
 from tandem.serving.compute import ComputeThread
 from tandem.types import ErrorCode, ItemError, ItemTiming, Proposal
-
-if TYPE_CHECKING:
-    from engine.backends.base import KvUsage
 
 _log = logging.getLogger(__name__)
 
@@ -33,11 +30,11 @@ class WaitingRound:
 class Batcher:
     """Owns the proposer. All methods run on the event loop; the compute thread gets frozen inputs."""
 
-    def __init__(self, proposer: Proposer, vocab_size: int) -> None:
+    def __init__(self, proposer: Proposer, vocab_size: int, compute: ComputeThread) -> None:
         self.usage: KvUsage | None = proposer.kv_usage()  # after the last batch
         self._proposer = proposer
         self._vocab_size = vocab_size
-        self._compute = ComputeThread("draft-compute")
+        self._compute = compute
         self._waiting: list[WaitingRound] = []
         self._forgotten: list[SessionKey] = []
         self._worker: asyncio.Task[None] | None = None
@@ -99,7 +96,7 @@ class Batcher:
 
     def _run_proposer(
         self, forgotten: Sequence[SessionKey], batch: Sequence[ProposeInput]
-    ) -> "tuple[list[Answer], KvUsage | None]":
+    ) -> tuple[list[Answer], KvUsage | None]:
         """On the compute thread: forget, propose, trim -> an answer an input, and the block accounting after."""
         self._forget_now(forgotten)
         answers: list[Answer] = []

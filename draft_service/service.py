@@ -16,6 +16,7 @@ from itertools import count
 from draft_service.batcher import Answer, Batcher, WaitingRound
 from draft_service.proposers.base import ProposeInput, Proposer, SessionKey
 from draft_service.sessions import Dropped, Session, SessionTable, Step
+from tandem.serving.compute import ComputeThread
 from tandem.serving.item_stream import Outbox
 from tandem.types import (
     PROTOCOL_VERSION,
@@ -62,11 +63,11 @@ class Result:
 class DraftService:
     """All streams, the limits they share, the handshake and the load. Create it inside the event loop."""
 
-    def __init__(self, proposer: Proposer, limits: DraftLimits) -> None:
+    def __init__(self, proposer: Proposer, limits: DraftLimits, compute: ComputeThread) -> None:
         self.limits = limits
         self.capabilities = proposer.capabilities
         self.vocab_size = self.capabilities.vocab_size or _ANY_VOCABULARY
-        self.batcher = Batcher(proposer, self.vocab_size)
+        self.batcher = Batcher(proposer, self.vocab_size, compute)
         self.num_stale = 0
         self._keys = count(1)
         self._streams: set[DraftStream] = set()

@@ -4,8 +4,6 @@ import argparse
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 from orchestrator.handshake import vocabulary_check
 from orchestrator.replica_api import DRAFT_API, TARGET_API
@@ -26,7 +24,8 @@ from tandem.serving.channels import (
     check_bind_address,
     parse_address,
 )
-from tandem.serving.life import PortInUseError, ServerSettings, configure_logging, run_server
+from tandem.serving.life import PortInUseError, configure_logging, run_server
+from tandem.serving.options import add_server_arguments, natural_int, positive_int, seconds, server_settings
 from tandem.vocabulary import Vocabulary, VocabularyError
 
 
@@ -70,14 +69,7 @@ async def _serve(options: argparse.Namespace) -> None:
         )
         servicer = OrchestratorServicer(vocabulary, target, draft, settings)
         await run_server(
-            ServerSettings(
-                SERVICE_NAME,
-                options.address,
-                MAX_APPLICATION_MESSAGE_BYTES,
-                insecure=options.insecure,
-                grace_s=options.grace,
-                ready_file=options.ready_file,
-            ),
+            server_settings(options, SERVICE_NAME, MAX_APPLICATION_MESSAGE_BYTES),
             lambda server: orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server),
         )
     finally:
@@ -109,44 +101,23 @@ def _load_vocabulary(options: argparse.Namespace) -> tuple[Vocabulary, str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m orchestrator", description=__doc__)
-    parser.add_argument("--address", default="127.0.0.1:50051", help="HOST:PORT to serve on; port 0: a free one")
+    add_server_arguments(parser, "127.0.0.1:50050")
     parser.add_argument("--target", required=True, metavar="HOST:PORT", help="the target service")
     parser.add_argument("--draft", metavar="HOST:PORT", help="the draft service; without one nothing is drafted")
     tokenizer = parser.add_mutually_exclusive_group(required=True)
     tokenizer.add_argument("--model", metavar="NAME|PATH", help="whose tokenizer to use: the target's model")
-    tokenizer.add_argument("--toy-vocab", type=_at_least(2), metavar="N", help="the built-in vocabulary of N ids")
-    parser.add_argument("--num-draft-tokens", type=_at_least(0), default=4, metavar="K", help="most drafts a round")
-    parser.add_argument("--draft-timeout", type=_seconds, default=5.0, metavar="S", help="longest wait for drafts")
-    parser.add_argument("--target-timeout", type=_seconds, default=60.0, metavar="S", help="before asking again")
+    tokenizer.add_argument("--toy-vocab", type=positive_int, metavar="N", help="the built-in vocabulary of N ids")
+    parser.add_argument("--num-draft-tokens", type=natural_int, default=4, metavar="K", help="most drafts a round")
+    parser.add_argument("--draft-timeout", type=seconds, default=5.0, metavar="S", help="longest wait for drafts")
+    parser.add_argument("--target-timeout", type=seconds, default=60.0, metavar="S", help="before asking again")
     parser.add_argument(
-        "--reconnect-timeout", type=_seconds, default=10.0, metavar="S", help="longest wait for a lost target"
+        "--reconnect-timeout", type=seconds, default=10.0, metavar="S", help="longest wait for a lost target"
     )
     parser.add_argument(
-        "--connect-timeout", type=_seconds, default=30.0, metavar="S", help="longest wait for the services at start"
+        "--connect-timeout", type=seconds, default=30.0, metavar="S", help="longest wait for the services at start"
     )
-    parser.add_argument("--max-requests", type=_at_least(1), default=256, metavar="N", help="most running requests")
-    parser.add_argument("--ready-file", type=Path, metavar="PATH", help="written with the address once serving")
-    parser.add_argument("--insecure", action="store_true", help="accept a non-loopback address in clear text")
-    parser.add_argument("--grace", type=_seconds, default=5.0, metavar="S", help="for running requests at the end")
-    parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    parser.add_argument("--max-requests", type=positive_int, default=256, metavar="N", help="most running requests")
     return parser
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text} is not a time in seconds above 0 and below 1e6")
-    return value
-
-
-def _at_least(limit: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        value = int(text)
-        if value < limit:
-            raise argparse.ArgumentTypeError(f"{text} is less than {limit}")
-        return value
-
-    return parse
 
 
 if __name__ == "__main__":

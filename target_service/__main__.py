@@ -4,15 +4,16 @@ import argparse
 import asyncio
 import logging
 import sys
-from pathlib import Path
 
 import grpc
 
 from engine.backends.base import EngineError
-from engine.backends.options import add_engine_arguments, engine_settings, positive_int
+from engine.backends.options import add_engine_arguments, engine_settings
 from engine.backends.registry import LoadedEngine, load_engine
 from tandem.serving.channels import MAX_INNER_MESSAGE_BYTES, AddressError, check_bind_address
-from tandem.serving.life import PortInUseError, ServerSettings, configure_logging, run_server
+from tandem.serving.compute import ComputeThread
+from tandem.serving.life import PortInUseError, configure_logging, run_server
+from tandem.serving.options import add_server_arguments, positive_int, server_settings
 from tandem.target.v1 import target_pb2_grpc
 from target_service.limits import Limits
 from target_service.scheduler import Scheduler
@@ -25,20 +26,22 @@ def build_parser() -> argparse.ArgumentParser:
     """Every option of the service."""
     limits = Limits()
     parser = argparse.ArgumentParser(prog="python -m target_service", description=__doc__)
-    parser.add_argument("--address", default="127.0.0.1:50053", help="HOST:PORT to serve on; port 0: a free one")
-    parser.add_argument("--ready-file", type=Path, metavar="PATH", help="written with the address once serving")
-    parser.add_argument("--insecure", action="store_true", help="accept a non-loopback address in clear text")
-    parser.add_argument("--grace", type=float, default=5.0, metavar="S", help="for running sessions at the end")
-    parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    add_server_arguments(parser, "127.0.0.1:50051")
     group = parser.add_argument_group("limits")
     group.add_argument(
         "--max-sessions", type=positive_int, default=limits.max_sessions, help="most sessions running at once"
     )
     group.add_argument(
-        "--max-waiting-sessions", type=int, default=limits.max_waiting_sessions, help="most sessions in the queue"
+        "--max-waiting-sessions",
+        type=int,
+        default=limits.max_waiting_sessions,
+        help="most sessions queued",
     )
     group.add_argument(
-        "--max-draft-tokens", type=int, default=limits.max_draft_tokens, help="most drafts verified in one round"
+        "--max-draft-tokens",
+        type=int,
+        default=limits.max_draft_tokens,
+        help="most drafts a round",
     )
     add_engine_arguments(parser)
     return parser
@@ -48,13 +51,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; 2 after one line on standard error when it cannot start."""
     options = build_parser().parse_args(arguments)
     configure_logging("target", options.log_level)
+    compute = ComputeThread("target-compute")
     try:
         check_bind_address(options.address, insecure=options.insecure)
         limits = Limits(
             options.max_sessions, options.max_waiting_sessions, options.max_draft_tokens, options.max_step_tokens
         )
-        loaded = load_engine(engine_settings(options))
-        scheduler = Scheduler(loaded.engine, limits)
+        loaded = compute.run_blocking(load_engine, engine_settings(options))
+        scheduler = Scheduler(loaded.engine, limits, compute)
     except (AddressError, EngineError, OSError, ValueError) as error:
         return _cannot_start(error)
     capabilities = loaded.engine.capabilities
@@ -88,14 +92,7 @@ async def _serve(options: argparse.Namespace, loaded: LoadedEngine, scheduler: S
     def register(server: grpc.aio.Server) -> None:
         target_pb2_grpc.add_TargetServiceServicer_to_server(TargetServicer(scheduler, info), server)
 
-    settings = ServerSettings(
-        SERVICE_NAME,
-        options.address,
-        MAX_INNER_MESSAGE_BYTES,
-        insecure=options.insecure,
-        grace_s=options.grace,
-        ready_file=options.ready_file,
-    )
+    settings = server_settings(options, SERVICE_NAME, MAX_INNER_MESSAGE_BYTES)
     steps = asyncio.create_task(scheduler.run())
     server = asyncio.create_task(run_server(settings, register, on_drain=lambda: scheduler.drain(options.grace)))
     await asyncio.wait({steps, server}, return_when=asyncio.FIRST_COMPLETED)

@@ -22,12 +22,12 @@ class Scheduler:
     Raises `UnsupportedEngineError` for an engine that cannot roll back, unless no drafts are to be verified.
     """
 
-    def __init__(self, engine: SpeculativeEngine, limits: Limits) -> None:
+    def __init__(self, engine: SpeculativeEngine, limits: Limits, compute: ComputeThread) -> None:
         if limits.max_draft_tokens > 0:
             require_speculation(engine.capabilities)
         self.table = SessionTable(engine.capabilities, engine.kv_usage(), limits, self._deliver)
         self._verifier = Verifier(engine)
-        self._compute = ComputeThread("target-compute")
+        self._compute = compute
         self._outboxes: dict[StreamId, Outbox[Answer]] = {}
         self._half_closed: set[StreamId] = set()
         self._stream_ids = itertools.count(1)

@@ -5,12 +5,10 @@ Letters: K draft tokens wanted for one session in this round.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NewType, Protocol
+from typing import NewType, Protocol
 
+from engine.backends.base import KvUsage
 from tandem.types import DraftProbsTransport, Proposal, SessionSpec
-
-if TYPE_CHECKING:  # its package imports torch, which a proposer without a model does not need
-    from engine.backends.base import KvUsage
 
 SessionKey = NewType("SessionKey", int)  # one opening of one session; never used again after `forget`
 
@@ -65,6 +63,6 @@ class Proposer(Protocol):
         """Free what is kept for the session; a no-op when that is nothing."""
         ...
 
-    def kv_usage(self) -> "KvUsage | None":
+    def kv_usage(self) -> KvUsage | None:
         """Block accounting now; None without a model."""
         ...

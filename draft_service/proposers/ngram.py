@@ -1,14 +1,11 @@
 """Proposer `ngram`: drafts are copied from where the sequence's last tokens stood before. No model, no state."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from draft_service.proposers.base import ProposeInput, ProposerCapabilities, SessionKey
+from engine.backends.base import KvUsage
 from tandem.prompt_lookup import PromptLookup
 from tandem.types import DraftProbsTransport, Proposal
-
-if TYPE_CHECKING:
-    from engine.backends.base import KvUsage
 
 
 class NgramProposer:
@@ -35,6 +32,6 @@ class NgramProposer:
     def forget(self, session_key: SessionKey) -> None:
         """Nothing is kept."""
 
-    def kv_usage(self) -> "KvUsage | None":
+    def kv_usage(self) -> KvUsage | None:
         """No model, no memory."""
         return None

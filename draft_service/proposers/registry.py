@@ -2,14 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from draft_service.proposers.base import Proposer
 from draft_service.proposers.ngram import NgramProposer
+from engine.backends.settings import EngineSettings
 from tandem.prompt_lookup import PromptLookup
-
-if TYPE_CHECKING:
-    from engine.backends.registry import EngineSettings
 
 
 class ProposerError(Exception):
@@ -23,7 +20,7 @@ class ProposerSettings:
     max_ngram_size: int = 5
     min_ngram_size: int = 1
     max_sessions: int = 256
-    engine: "EngineSettings | None" = None  # None: no model was named
+    engine: EngineSettings | None = None  # None: no model was named
 
 
 ProposerFactory = Callable[[ProposerSettings], Proposer]

@@ -9,9 +9,10 @@ taken back with `truncate`, which counts in rows from the start and never relati
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NewType, Protocol
+from typing import TYPE_CHECKING, NewType, Protocol
 
-import torch
+if TYPE_CHECKING:
+    import torch  # the errors and values below are also for those who never load it
 
 SequenceId = NewType("SequenceId", int)
 
@@ -88,14 +89,14 @@ class SpeculativeEngine(Protocol):
         """Append rows without computing logits; `num_logits_rows` must be 0."""
         ...
 
-    def forward_per_position_logits(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
+    def forward_per_position_logits(self, inputs: Sequence[SequenceInput]) -> "torch.Tensor":
         """One forward for the whole batch -> float32 [R, V]: inputs in order, each its last rows in order.
 
         Inputs with `num_logits_rows == 0` advance in the same forward and own no row.
         """
         ...
 
-    def forward_per_position_argmax(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
+    def forward_per_position_argmax(self, inputs: Sequence[SequenceInput]) -> "torch.Tensor":
         """As above -> int64 [R], the lowest id among the largest logits, with no copy of the vocabulary."""
         ...
 

@@ -3,7 +3,8 @@
 import argparse
 import re
 
-from engine.backends.registry import EngineSettings
+from engine.backends.settings import EngineSettings
+from tandem.serving.options import positive_int
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -17,13 +18,6 @@ def parse_bytes(text: str) -> int:
     if num_bytes < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be at least 1 byte")
     return num_bytes
-
-
-def positive_int(text: str) -> int:
-    """An integer of at least 1; ArgumentTypeError otherwise."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
-    return int(text)
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from engine.backends.base import EngineError, SpeculativeEngine
+from engine.backends.settings import EngineSettings
 from engine.backends.toy_options import DEFAULT_TOY, build_toy_engine, parse_toy_options
 from engine.models.config import ModelFileError
 from tandem.models import ModelNotFoundError, resolve_model
@@ -13,21 +14,6 @@ from tandem.vocabulary import Vocabulary, VocabularyError
 
 _DTYPES = {"torch": ("float32", "bfloat16"), "toy": ("float32",)}  # backend -> what it computes in
 _TOY_MAX_CONTEXT = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """Which engine to run, and with how much memory."""
-
-    model: str = "smollm2-135m"  # a pulled model's name, a model directory or a .gguf file
-    backend: str = "torch"
-    dtype: str = "float32"
-    kv_memory_bytes: int = 512 << 20
-    block_size: int = 16  # tokens a block
-    max_context: int | None = None  # tokens; None: the model's own limit
-    threads: int | None = None  # compute threads; None: torch's choice
-    max_step_tokens: int = 512  # most tokens of one forward
-    toy: str | None = None  # the toy backend's logits and speed, see toy_options.py
 
 
 @dataclass(frozen=True, slots=True)

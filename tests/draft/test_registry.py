@@ -14,7 +14,7 @@ from draft_service.proposers.registry import (
     proposer_names,
     register_proposer,
 )
-from engine.backends.registry import EngineSettings
+from engine.backends.settings import EngineSettings
 from tandem.types import Proposal
 from tests.draft.support import StubProposer, make_spec
 from tests.draft.wire import Peer, open_item, proposal_of, propose_item, running

@@ -15,6 +15,7 @@ from tandem.draft.v1 import draft_pb2 as pb
 from tandem.draft.v1 import draft_pb2_grpc
 from tandem.prefix_hash import HashedTokens
 from tandem.serving.channels import open_channel
+from tandem.serving.compute import ComputeThread
 from tandem.serving.errors import LifecycleInterceptor
 from tandem.types import ErrorCode, Proposal, SessionId, SessionSpec, Stamp
 
@@ -30,7 +31,7 @@ class Running:
 @asynccontextmanager
 async def running(proposer: Proposer, limits: DraftLimits = DraftLimits()) -> AsyncIterator[Running]:  # noqa: B008
     """Serve on a free port until the block ends."""
-    service = DraftService(proposer, limits)
+    service = DraftService(proposer, limits, ComputeThread("draft-compute"))
     server = grpc.aio.server(interceptors=[LifecycleInterceptor()])
     draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(service), server)
     port = server.add_insecure_port("127.0.0.1:0")

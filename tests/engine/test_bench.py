@@ -56,6 +56,7 @@ def test_the_report_states_verdict_spread_and_cost_of_drafts() -> None:
 def test_the_command_writes_the_report_to_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(bench, "resolve_model", Path)
     monkeypatch.setattr(bench, "load_model", lambda _: random_model(FAMILIES["llama"]))
     out = tmp_path / "report.md"
     bench.main(["--model", "tiny", "--dtype", "float32", "--runs=1", "--threads=1", "--context=20", f"--out={out}"])

@@ -22,6 +22,7 @@ from tandem.draft.v1 import draft_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.prompt_lookup import PromptLookup
 from tandem.serving.channels import server_options
+from tandem.serving.compute import ComputeThread
 from tandem.serving.errors import LifecycleInterceptor
 from tandem.target.v1 import target_pb2_grpc
 from tandem.vocabulary import Vocabulary
@@ -80,7 +81,7 @@ class TargetReplica:
         self.scheduler: Scheduler | None = None
 
     async def start(self) -> None:
-        scheduler = self.scheduler = Scheduler(self.engine, self.limits)
+        scheduler = self.scheduler = Scheduler(self.engine, self.limits, ComputeThread("target-compute"))
         info = model_info(self.engine.capabilities, "toy", self.vocab_hash, self.limits.max_draft_tokens)
         servicer = TargetServicer(scheduler, info)
         self._server, self.address = _server(
@@ -119,7 +120,7 @@ class DraftReplica:
         self.service: DraftService | None = None
 
     async def start(self) -> None:
-        service = self.service = DraftService(self._make_proposer(), self._limits)
+        service = self.service = DraftService(self._make_proposer(), self._limits, ComputeThread("draft-compute"))
         servicer = DraftServicer(service)
         self._server, self.address = _server(
             self.address, lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)

@@ -23,6 +23,7 @@ from tandem.codec import (
 )
 from tandem.prefix_hash import HashedTokens
 from tandem.serving.channels import MAX_INNER_MESSAGE_BYTES, open_channel, server_options
+from tandem.serving.compute import ComputeThread
 from tandem.serving.errors import LifecycleInterceptor
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tandem.types import (
@@ -251,7 +252,7 @@ class Service:
 async def serving(engine: ToyEngine, limits: Limits | None = None) -> AsyncIterator[Service]:
     """A real gRPC server around the engine."""
     limits = limits or Limits()
-    scheduler = Scheduler(engine, limits)
+    scheduler = Scheduler(engine, limits, ComputeThread("target-compute"))
     server = grpc.aio.server(interceptors=[LifecycleInterceptor()], options=server_options(MAX_INNER_MESSAGE_BYTES))
     info = model_info(engine.capabilities, "toy", "hash", limits.max_draft_tokens)
     target_pb2_grpc.add_TargetServiceServicer_to_server(TargetServicer(scheduler, info), server)

@@ -1,0 +1,18 @@
+"""What users configure about an engine; free of torch, so that options can be read before it is loaded."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Which engine to run, and with how much memory."""
+
+    model: str = "smollm2-135m"  # a pulled model's name, a model directory or a .gguf file
+    backend: str = "torch"
+    dtype: str = "float32"
+    kv_memory_bytes: int = 512 << 20
+    block_size: int = 16  # tokens a block
+    max_context: int | None = None  # tokens; None: the model's own limit
+    threads: int | None = None  # compute threads; None: torch's choice
+    max_step_tokens: int = 512  # most tokens of one forward
+    toy: str | None = None  # the toy backend's logits and speed, see toy_options.py

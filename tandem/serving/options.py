@@ -1,0 +1,55 @@
+"""The options every service has: where it listens, how it says that it is ready, how it ends."""
+
+import argparse
+from pathlib import Path
+
+from tandem.serving.life import ServerSettings
+
+
+def add_server_arguments(parser: argparse.ArgumentParser, default_address: str) -> None:
+    """Add --address, --insecure, --ready-file, --grace and --log-level."""
+    group = parser.add_argument_group("server")
+    group.add_argument("--address", default=default_address, help="HOST:PORT to listen on; port 0: a free one")
+    group.add_argument("--insecure", action="store_true", help="accept a non-loopback address in clear text")
+    group.add_argument("--ready-file", type=Path, metavar="PATH", help="written with the bound address when ready")
+    group.add_argument(
+        "--grace", type=seconds, default=5.0, metavar="S", help="for what is running when the service stops"
+    )
+    group.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+
+
+def server_settings(options: argparse.Namespace, service_name: str, max_message_bytes: int) -> ServerSettings:
+    """What the options say about the server."""
+    return ServerSettings(
+        service_name,
+        options.address,
+        max_message_bytes,
+        insecure=options.insecure,
+        grace_s=options.grace,
+        ready_file=options.ready_file,
+    )
+
+
+def seconds(text: str) -> float:
+    """A time in seconds, above 0 and below a million; ArgumentTypeError otherwise."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds above 0 and below 1e6")
+    return value
+
+
+def positive_int(text: str) -> int:
+    """An integer of at least 1; ArgumentTypeError otherwise."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
+    return int(text)
+
+
+def natural_int(text: str) -> int:
+    """An integer of at least 0; ArgumentTypeError otherwise."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 0")
+    return int(text)
