@@ -14,9 +14,9 @@ test: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
 	TANDEM_REQUIRE_MODEL=1 $(BIN)/python -m pytest
 
-# No model files, under a minute.
+# No model files and no processes of the whole system; under a minute.
 unit: $(READY)
-	$(BIN)/python -m pytest -m "not model"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not model" --ignore tests/e2e
 
 check: $(READY)
 	$(BIN)/ruff format --check .
