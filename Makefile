@@ -30,7 +30,7 @@ protos: $(READY)
 # The identity tests in full; writes docs/reports/identity.md.
 identity: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
-	$(BIN)/python scripts/identity.py --out docs/reports/identity.md
+	$(BIN)/python -m tests.e2e.identity --out docs/reports/identity.md
 
 # The engine against a bare forward; writes docs/reports/engine.md. The long spin of waiting threads is what the bare
 # forward is fastest with; services use a short one (engine/__init__.py).
