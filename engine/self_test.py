@@ -21,7 +21,7 @@ from engine.models.linear import Linear
 from engine.models.llama import MAX_HEAD_ROWS, LlamaModel
 from engine.runner import ModelRunner
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 ROW_COUNTS = (4, 5, 6, 7, 8, 9, 12, 17, 33)
 REFERENCE_ROWS = 64
@@ -50,7 +50,7 @@ def run_self_test(model: LlamaModel, kernels: LayerKernels, linear_failures: Seq
         logits_sha256=hashlib.sha256(logits.numpy().tobytes()).hexdigest(),
     )
     for failure in report.failures:
-        logger.error("numerics self-test: %s", failure)
+        _log.error("numerics self-test: %s", failure)
     return report
 
 

@@ -13,7 +13,7 @@ from engine.models.linear import ChunkedLinear, LinearType, PackedLinear, packed
 from engine.models.llama import LlamaModel, build_llama
 from engine.self_test import SelfTestReport, check_linears, run_self_test
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DEFAULT_STEP_TOKENS = 512
@@ -46,9 +46,9 @@ def load_torch_engine(
     built, linear, linear_failures = build_invariant(model, DTYPES[dtype], context, max_step_tokens)
     report = run_self_test(built, kernels, linear_failures)
     fingerprint = numerics_fingerprint(dtype, linear, kernels, report)
-    logger.info("engine %s built and tested in %.2f s", fingerprint, time.perf_counter() - start)
+    _log.info("engine %s built and tested in %.2f s", fingerprint, time.perf_counter() - start)
     if not report.passed:
-        logger.error("the numerics self-test failed: logits depend on the batch, the engine is not deterministic")
+        _log.error("the numerics self-test failed: logits depend on the batch, the engine is not deterministic")
     return TorchEngine(
         built,
         kernels,
@@ -71,8 +71,8 @@ def build_invariant(
         failures = check_linears(packed, max_step_tokens)
         if not failures:
             return packed, PackedLinear, failures
-        logger.error("%s is not row-invariant on this machine: %s", PackedLinear.kind, "; ".join(failures))
-    logger.warning("falling back to linears of kind %s, which are slower", ChunkedLinear.kind)
+        _log.error("%s is not row-invariant on this machine: %s", PackedLinear.kind, "; ".join(failures))
+    _log.warning("falling back to linears of kind %s, which are slower", ChunkedLinear.kind)
     chunked = build_llama(model, dtype, ChunkedLinear, max_context)
     return chunked, ChunkedLinear, check_linears(chunked, max_step_tokens)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 COMPILER = "g++"
 # No -ffast-math: the order of summation is part of the contract.
@@ -43,7 +43,7 @@ def build_library(source: Path, cache_dir: Path | None = None, compiler: str = C
             os.replace(built, library)
     except OSError as error:
         raise KernelBuildError(f"{cache_dir} cannot hold compiled kernels: {error}") from error
-    logger.info("compiled %s to %s", source.name, library)
+    _log.info("compiled %s to %s", source.name, library)
     return library
 
 

@@ -9,7 +9,7 @@ from engine.kernels.cpu import CompiledKernels, unsupported_reason
 from engine.kernels.cpu_reference import TorchKernels
 from engine.models.config import ModelConfig
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def choose_kernels(config: ModelConfig, cache_dir: Path | None = None) -> LayerKernels:
@@ -21,5 +21,5 @@ def choose_kernels(config: ModelConfig, cache_dir: Path | None = None) -> LayerK
         except KernelBuildError as error:
             reason = str(error)
     kernels = TorchKernels()
-    logger.warning("falling back to kernels %r, which are slower: %s", kernels.name, reason)
+    _log.warning("falling back to kernels %r, which are slower: %s", kernels.name, reason)
     return kernels

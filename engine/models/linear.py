@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 CHUNK_ROWS = 16
 
@@ -62,6 +62,6 @@ def packed_linear_is_available(dtype: torch.dtype) -> bool:
     try:
         PackedLinear(torch.zeros(16, 16, dtype=dtype), None)(torch.zeros(4, 16, dtype=dtype))
     except RuntimeError as error:
-        logger.warning("oneDNN cannot pack %s weights here: %s", dtype, error)
+        _log.warning("oneDNN cannot pack %s weights here: %s", dtype, error)
         return False
     return True
