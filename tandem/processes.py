@@ -51,6 +51,8 @@ class ServiceProcess:
 
     def stop(self, grace_s: float) -> int:
         """SIGTERM, then SIGKILL after the grace; the exit code."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -79,7 +81,8 @@ class LocalCluster:
     """A context manager: inside it the services of a plan run and are ready.
 
     Children are in their own process groups, so that a Ctrl-C in the terminal reaches only the parent, which stops
-    them in order: orchestrator first, so that it can say goodbye to the others.
+    them in order: orchestrator first, so that it can say goodbye to the others. Their standard input is a pipe from
+    the parent: should it be killed, the pipe ends, and they stop by themselves.
     """
 
     plan: ClusterPlan
@@ -119,10 +122,10 @@ class LocalCluster:
         """Start one more service; it is stopped with the others."""
         assert self._folder is not None
         ready_file = Path(self._folder.name) / f"{service}-{len(self._services)}.ready"
-        command = service_command(service, [*arguments, "--ready-file", str(ready_file)])
+        command = service_command(service, [*arguments, "--ready-file", str(ready_file), "--stop-at-eof"])
         if self.quiet:
             command += ["--log-level", "ERROR"]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)
         started = ServiceProcess(service, process, ready_file)
         self._services.append(started)
         return started

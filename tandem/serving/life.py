@@ -37,6 +37,7 @@ class ServerSettings:
     insecure: bool = False  # accept a non-loopback address in clear text
     grace_s: float = 5.0  # running calls may take this long to finish when the server stops
     ready_file: Path | None = None
+    stop_at_eof: bool = False  # stop when standard input ends: a parent that was killed leaves nobody behind
 
 
 def configure_logging(service: str, level: str = "INFO") -> None:
@@ -62,6 +63,18 @@ def _write_ready_file(path: Path, address: str) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(address + "\n")
     os.replace(partial, path)
+
+
+def _stop_at_eof(stopping: asyncio.Event) -> None:
+    """Set the event once standard input has ended; what comes before is thrown away."""
+    loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
+
+    def read() -> None:
+        if not os.read(descriptor, 4096):
+            loop.remove_reader(descriptor)
+            stopping.set()
+
+    loop.add_reader(descriptor, read)
 
 
 async def run_server(
@@ -98,6 +111,8 @@ async def run_server(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+    if settings.stop_at_eof:
+        _stop_at_eof(stopping)
     try:
         await stopping.wait()
     finally:

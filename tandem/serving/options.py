@@ -15,6 +15,7 @@ def add_server_arguments(parser: argparse.ArgumentParser, default_address: str) 
     group.add_argument(
         "--grace", type=seconds, default=5.0, metavar="S", help="for what is running when the service stops"
     )
+    group.add_argument("--stop-at-eof", action="store_true", help="stop when standard input ends")
     group.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
 
 
@@ -27,6 +28,7 @@ def server_settings(options: argparse.Namespace, service_name: str, max_message_
         insecure=options.insecure,
         grace_s=options.grace,
         ready_file=options.ready_file,
+        stop_at_eof=options.stop_at_eof,
     )
 
 

@@ -120,6 +120,21 @@ def test_bad_prompts_are_refused_with_field_and_limit(addresses: dict[str, str])
         assert client.complete("fine", max_tokens=3, ignore_eos=True).num_completion_tokens == 3
 
 
+def test_a_killed_tandem_up_leaves_no_service_behind() -> None:
+    command = [sys.executable, "-m", "tandem", "up", "--port", "0", "--toy", TOY]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    address = ""
+    while not address.startswith("orchestrator"):
+        address = process.stdout.readline()
+    process.kill()
+    process.wait(timeout=HANG_S)
+    process.stdout.close()
+    deadline = time.monotonic() + HANG_S
+    while tandem("health", "--address", address.split()[1]).returncode == 0:
+        assert time.monotonic() < deadline
+
+
 def test_status_and_health_tell_what_is_served(addresses: dict[str, str]) -> None:
     status = tandem("status", "--address", addresses["orchestrator"])
     assert "0 running" in status.stdout
