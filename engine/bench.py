@@ -1,7 +1,7 @@
 """`tandem bench engine`: an engine step against a bare forward of the same weights, side by side in one run.
 
-A is one step of the native engine as services run it: ragged batch, paged memory, compiled kernels, the argmax of
-every row, and the rollback of what was drafted. B is `engine/bare_forward.py`. They alternate A B A B, so whatever
+A is one step of the native engine: ragged batch, paged memory, compiled kernels, the argmax of every row, and the
+rollback of what was drafted. B is `engine/bare_forward.py`. They alternate A B A B, so whatever
 else the machine does meets both; each pair gives one ratio.
 """
 

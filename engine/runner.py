@@ -6,6 +6,7 @@ from engine.batch import ForwardBatch
 from engine.kernels.base import LayerKernels
 from engine.kv.cache import KvCache
 from engine.models.llama import LlamaModel
+from engine.sampling.sampler import finite_argmax
 
 
 class ModelRunner:
@@ -32,9 +33,12 @@ class ModelRunner:
 
     @torch.no_grad()
     def argmax(self, batch: ForwardBatch) -> torch.Tensor:
-        """Write the rows -> int64 [R], the lowest id among each row's largest logits, in their own dtype."""
+        """Write the rows -> int64 [R], the lowest id among each row's largest logits, in their own dtype.
+
+        -1 where the largest is not finite (argmax takes a NaN for the largest).
+        """
         hidden = self._hidden(batch)
-        chunks = [chunk.argmax(dim=-1) for chunk in self.model.logits(hidden, batch.logits_rows, self.kernels)]
+        chunks = [finite_argmax(chunk) for chunk in self.model.logits(hidden, batch.logits_rows, self.kernels)]
         return torch.cat(chunks) if chunks else torch.empty(0, dtype=torch.int64)
 
     def _hidden(self, batch: ForwardBatch) -> torch.Tensor:

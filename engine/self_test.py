@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
-from engine.batch import BatchItem, build_forward_batch
+from engine.batch import MIN_ROWS, BatchItem, build_forward_batch
 from engine.kernels.base import LayerKernels
 from engine.kv.cache import KvCache
 from engine.models.linear import Linear
@@ -23,7 +24,7 @@ from engine.runner import ModelRunner
 
 _log = logging.getLogger(__name__)
 
-ROW_COUNTS = (4, 5, 6, 7, 8, 9, 12, 17, 33)
+ROW_COUNTS = (4, 5, 6, 7, 8, 9, 11, 12, 17, 33, 45, 63)
 REFERENCE_ROWS = 64
 BLOCK_SIZE = 16
 
@@ -41,9 +42,11 @@ class SelfTestReport:
         return not self.failures
 
 
-def run_self_test(model: LlamaModel, kernels: LayerKernels, linear_failures: Sequence[str]) -> SelfTestReport:
+def run_self_test(
+    model: LlamaModel, kernels: LayerKernels, linear_failures: Sequence[str], max_step_tokens: int
+) -> SelfTestReport:
     """Attention and the whole model, after `check_linears` found `linear_failures`."""
-    attention_failures = check_attention(model, kernels)
+    attention_failures = check_attention(model, kernels, max_step_tokens)
     logits, model_failures = check_model(model, kernels)
     report = SelfTestReport(
         failures=(*linear_failures, *attention_failures, *model_failures),
@@ -70,33 +73,39 @@ def check_linears(model: LlamaModel, max_step_tokens: int) -> list[str]:
 
 def _check_linear(linear: Linear, max_rows: int, dtype: torch.dtype) -> Iterator[str]:
     x = torch.randn(max_rows, linear.in_features, generator=torch.Generator().manual_seed(1)).to(dtype)
-    ends = [(slice(None, REFERENCE_ROWS), 0), (slice(-REFERENCE_ROWS, None), max_rows - REFERENCE_ROWS)]
-    references = [linear(x[rows]) for rows, _ in ends]
-    whole = linear(x)
+    references = torch.cat([linear(_padded(rows))[: len(rows)] for rows in torch.split(x, REFERENCE_ROWS)])
     name = f"linear {linear.in_features}->{linear.out_features} {dtype}"
-    if any(not torch.equal(whole[rows], reference) for (rows, _), reference in zip(ends, references, strict=True)):
-        yield f"{name}: rows of {max_rows} differ from rows of {REFERENCE_ROWS}"
+    for count in sorted({max_rows, max_rows - 1, max_rows - REFERENCE_ROWS // 2}):
+        if not torch.equal(linear(x[:count]), references[:count]):
+            yield f"{name}: rows of {count} differ from rows of {REFERENCE_ROWS}"
     for num_threads in _thread_counts():
         with _threads(num_threads):
             for count in ROW_COUNTS:
-                head = torch.equal(linear(x[:count]), references[0][:count])
-                tail = torch.equal(linear(x[-count:]), references[1][-count:])
+                head = torch.equal(linear(x[:count]), references[:count])
+                tail = torch.equal(linear(x[-count:]), references[-count:])
                 if not (head and tail):
                     yield f"{name}: rows of {count} at {num_threads} threads differ from rows of {REFERENCE_ROWS}"
 
 
+def _padded(x: torch.Tensor) -> torch.Tensor:
+    """At least as many rows as a step's linears are given."""
+    return F.pad(x, (0, 0, 0, max(0, MIN_ROWS - x.shape[0])))
+
+
 @torch.no_grad()
-def check_attention(model: LlamaModel, kernels: LayerKernels) -> list[str]:
-    """The last tokens of a context, one a step and all in one step, at contexts up to the limit."""
+def check_attention(model: LlamaModel, kernels: LayerKernels, max_step_tokens: int) -> list[str]:
+    """The last tokens of a context, few a step and all in one step, at contexts up to the limit."""
     limit = model.rotary.cos.shape[0]
     failures = []
-    for context_len in sorted({min(limit, 300), limit}):
-        num_tokens = min(7, context_len)
+    for context_len, most in ((min(limit, 300), 7), (limit, 7), (min(limit, max_step_tokens), max_step_tokens)):
+        num_tokens = min(most, context_len)
         together = _attend(model, kernels, context_len, [num_tokens])
+        chunk = 1 if num_tokens <= 7 else REFERENCE_ROWS - 1
+        chunks = [min(chunk, num_tokens - start) for start in range(0, num_tokens, chunk)]
         for num_threads in _thread_counts():
             with _threads(num_threads):
-                alone = _attend(model, kernels, context_len, [1] * num_tokens)
-            if not torch.equal(alone, together):
+                apart = _attend(model, kernels, context_len, chunks)
+            if not torch.equal(apart, together):
                 failures.append(
                     f"attention {model.dtype}: context {context_len} at {num_threads} threads depends on chunking"
                 )

@@ -1,7 +1,6 @@
 """`tandem up` as a child process, as an operator would start it."""
 
 import contextlib
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ class UpError(Exception):
 
 @contextlib.contextmanager
 def tandem_up(options: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Run `tandem up` on free ports -> HOST:PORT by service; Ctrl-C at the end must stop it with exit code 0."""
+    """Run `tandem up` on free ports -> HOST:PORT by service; SIGTERM at the end must stop it with exit code 0."""
     command = [sys.executable, "-m", "tandem", "up", "--port", "0", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -34,8 +33,17 @@ def tandem_up(options: Sequence[str]) -> Iterator[dict[str, str]]:
             )
         yield addresses
     finally:
-        process.send_signal(signal.SIGINT)
-        code = process.wait(timeout=STOP_WITHIN_S)
+        code = stop(process)
         process.stdout.close()
     if code != 0:
-        raise UpError(f"`tandem up` ended with exit code {code} after Ctrl-C")
+        raise UpError(f"`tandem up` ended with exit code {code} after SIGTERM")
+
+
+def stop(process: subprocess.Popen[str]) -> int:
+    """SIGTERM (a shell's background job ignores Ctrl-C), then SIGKILL; the exit code."""
+    process.terminate()
+    try:
+        return process.wait(timeout=STOP_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()

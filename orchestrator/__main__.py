@@ -28,10 +28,12 @@ from tandem.serving.life import PortInUseError, configure_logging, run_server
 from tandem.serving.options import add_server_arguments, natural_int, positive_int, seconds, server_settings
 from tandem.vocabulary import Vocabulary, VocabularyError
 
+_DRAFT_WAIT_S = 3.0  # for a draft service that would have to be refused; one that is not there keeps nobody waiting
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve until a signal; 2 after one line on standard error when it cannot start."""
-    options = _parser().parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     configure_logging("orchestrator", options.log_level)
     try:
         asyncio.run(_serve(options))
@@ -89,7 +91,7 @@ async def _connect(target: TargetLink, draft: DraftLink | None, timeout_s: float
     await target.wait_checked(timeout_s)
     if draft is not None:
         with contextlib.suppress(LinkLostError):
-            await draft.wait_checked(timeout_s)
+            await draft.wait_checked(min(timeout_s, _DRAFT_WAIT_S))
 
 
 def _load_vocabulary(options: argparse.Namespace) -> tuple[Vocabulary, str]:
@@ -99,7 +101,8 @@ def _load_vocabulary(options: argparse.Namespace) -> tuple[Vocabulary, str]:
     return Vocabulary.load(resolve_model(options.model)), options.model
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """Every option of the service."""
     parser = argparse.ArgumentParser(prog="python -m orchestrator", description=__doc__)
     add_server_arguments(parser, "127.0.0.1:50050")
     parser.add_argument("--target", required=True, metavar="HOST:PORT", help="the target service")

@@ -186,6 +186,8 @@ class ReplicaLink(Generic[ItemT, ResultT]):
 
     async def _serve(self, call: Any, info: ReplicaInfo) -> None:
         self.info, self.load, self._refusal = info, info.load, None
+        if info.model.backend and not info.model.deterministic:
+            _log.warning("%s is not deterministic: its logits may depend on the batch, so texts may differ", self)
         self.generation += 1
         self._up.set()
         self._checked.set()
@@ -215,8 +217,11 @@ class ReplicaLink(Generic[ItemT, ResultT]):
                     self.num_dropped_results += 1
 
     async def _write(self, call: Any) -> None:
-        """Write whatever has gathered, as one message if it fits, whenever there is something."""
-        with contextlib.suppress(grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):  # the reader tells
+        """Write whatever has gathered, as one message if it fits, whenever there is something.
+
+        A stream that cannot be written is ended here, so that its reader learns of it.
+        """
+        try:
             while True:
                 await self._wake.wait()
                 await asyncio.sleep(0)  # let every session that is ready in this turn of the loop join the message
@@ -226,6 +231,11 @@ class ReplicaLink(Generic[ItemT, ResultT]):
                 if self._is_closing:
                     await call.done_writing()
                     return
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
+            pass  # the stream is gone; the reader says why
+        except Exception:  # noqa: BLE001 - whatever an item did to us, the link must be made again
+            _log.exception("%s: cannot write", self)
+        call.cancel()
 
     def _next_batch(self) -> list[ItemT]:
         """The first items that fit one message, at least one."""

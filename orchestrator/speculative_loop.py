@@ -64,5 +64,7 @@ async def generate(sequence: Sequence, drafter: Drafter, verifier: Verifier) -> 
             # 4. Emit.
             yield output
     finally:
-        drafter.close(sequence)
-        verifier.close(sequence)
+        try:
+            drafter.close(sequence)
+        finally:
+            verifier.close(sequence)

@@ -11,9 +11,10 @@ import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem import cluster_options, generate_command, models
-from tandem.orchestrator.v1 import orchestrator_pb2, orchestrator_pb2_grpc
+from tandem.client import SyncTandemClient, TandemError
 from tandem.processes import LocalCluster, ServiceStartError, service_command
 from tandem.serving.channels import AddressError, open_channel
+from tandem.types import Load, ModelInfo
 
 DEFAULT_ADDRESS = generate_command.DEFAULT_ADDRESS
 _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -117,27 +118,27 @@ def status(
     address: Annotated[str, typer.Option(help="The orchestrator's HOST:PORT.")] = DEFAULT_ADDRESS,
 ) -> None:
     """What an orchestrator serves, and the load of its services."""
-
-    async def ask() -> orchestrator_pb2.GetInfoResponse:
-        async with open_channel(address) as channel:
-            stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-            return await stub.GetInfo(orchestrator_pb2.GetInfoRequest(), timeout=_TIMEOUT_S)
-
     try:
-        info = asyncio.run(ask())
-    except (grpc.aio.AioRpcError, AddressError) as error:
-        details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-        raise fail(f"no answer from {address}: {details}") from error
+        with SyncTandemClient(address) as client:
+            info = client.info(_TIMEOUT_S)
+    except (TandemError, AddressError) as error:
+        raise fail(str(error)) from error
     typer.echo(f"requests     {info.num_running_requests} running")
-    for name, model, load in (("target", info.target, info.target_load), ("draft", info.draft, info.draft_load)):
-        if name == "draft" and not info.HasField("draft"):
-            typer.echo("draft        none")
-            continue
-        what = info.proposer if name == "draft" else model.model_id
-        typer.echo(
-            f"{name:<12} {what} ({model.backend}, {model.dtype}): {load.running} sessions, {load.waiting} waiting, "
-            f"{load.used_blocks} of {load.total_blocks} blocks, {load.stale_items} stale"
-        )
+    typer.echo(f"target       {info.target.model_id}: {describe_replica(info.target, info.target_load)}")
+    if info.draft is None or info.draft_load is None:
+        typer.echo("draft        none")
+    else:
+        typer.echo(f"draft        {info.proposer}: {describe_replica(info.draft, info.draft_load)}")
+
+
+def describe_replica(model: ModelInfo, load: Load) -> str:
+    """What computes there, and how busy it is, on one line."""
+    numerics = "deterministic" if model.deterministic else "NOT deterministic"
+    engine = f"{model.backend} {model.dtype}, {numerics}; " if model.backend else ""
+    return (
+        f"{engine}{load.running} sessions, {load.waiting} waiting, {load.used_blocks} of {load.total_blocks} blocks, "
+        f"{load.stale_items} stale"
+    )
 
 
 @app.command()

@@ -1,9 +1,9 @@
 """What an application imports.
 
-    with SyncTandemClient("127.0.0.1:50051") as client:
+    with SyncTandemClient("127.0.0.1:50050") as client:
         print(client.complete("Once upon a time", max_tokens=64, seed=1).text)
 
-    async with TandemClient("127.0.0.1:50051") as client:
+    async with TandemClient("127.0.0.1:50050") as client:
         stream = client.generate("Once upon a time", temperature=0.8)
         async for chunk in stream:
             print(chunk.text, end="")

@@ -1,7 +1,7 @@
 """One running generation, as an application iterates it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any
 
 import grpc
@@ -69,11 +69,11 @@ class Generation(GenerationBase):
 class SyncGeneration(GenerationBase):
     """One request: `for chunk in generation`. It is sent when the iteration begins."""
 
-    def __iter__(self) -> Iterator[Chunk]:
+    def __iter__(self) -> Generator[Chunk, None, None]:
         self._use()
         return self._chunks()
 
-    def _chunks(self) -> Iterator[Chunk]:
+    def _chunks(self) -> Generator[Chunk, None, None]:
         call = self._start()
         try:
             for event in call:

@@ -19,7 +19,7 @@ class GenerateOptions(TypedDict, total=False):
     top_p: float | None  # in (0, 1]
     top_k: int | None  # 0: off
     min_p: float | None  # in [0, 1]
-    repetition_penalty: float | None  # > 0; 1: off
+    repetition_penalty: float | None  # in [0.01, 10]; 1: off
     presence_penalty: float | None  # in [-2, 2]
     frequency_penalty: float | None  # in [-2, 2]
     logit_bias: Mapping[int, float] | None  # token id -> in [-100, 100]
@@ -100,10 +100,18 @@ def _set_prompt(request: pb.GenerateRequest, prompt: Prompt) -> None:
         for number, turn in enumerate(prompt):
             if not isinstance(turn, Mapping) or not turn.keys() >= {"role", "content"}:
                 raise InvalidRequestError("INVALID_ARGUMENT", f"prompt[{number}] has no role and content: {turn!r}")
-            request.chat.messages.add(role=turn["role"], content=turn["content"])
+            message = request.chat.messages.add()
+            _assign(message, "role", turn["role"], _text)
+            _assign(message, "content", turn["content"], _text)
     else:
         request.tokens.SetInParent()
         _assign(request.tokens, "ids", prompt, lambda ids: [index(token_id) for token_id in ids])
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
+    return value
 
 
 def _assign(message: Any, name: str, value: Any, convert: Callable[[Any], Any]) -> None:
@@ -118,5 +126,5 @@ def _assign(message: Any, name: str, value: Any, convert: Callable[[Any], Any]) 
         else:
             setattr(message, field, converted)
     except (TypeError, ValueError, KeyError) as error:
-        label = "prompt" if name in ("ids", "text") else name
+        label = "prompt" if name in ("ids", "text", "role", "content") else name
         raise InvalidRequestError("INVALID_ARGUMENT", f"{label}: {error}") from error

@@ -19,7 +19,10 @@ DraftModel = Annotated[
 PromptLookup = Annotated[bool, typer.Option(help="Draft by prompt lookup when there is no draft model.")]
 NumDraftTokens = Annotated[int, typer.Option(min=0, max=16, help="Most drafts a round; 0: no speculation.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Compute threads of each model service.")]
-Toy = Annotated[str | None, typer.Option(help="A toy engine instead of a model, e.g. hashed:vocab=512,seed=3.")]
+Toy = Annotated[
+    str | None,
+    typer.Option(help="A toy engine (--draft-model then names one too), e.g. hashed:vocab=512,seed=3."),
+]
 
 
 class OptionError(Exception):
@@ -48,7 +51,7 @@ class ClusterChoice:
         common = ["--insecure"] if self.insecure else []
         tokenizer = ["--toy-vocab", toy_vocab(self.toy)] if self.toy else ["--model", self.model]
         return ClusterPlan(
-            target=[*self._engine_arguments(self.model), *common],
+            target=[*self._engine_arguments(self.toy or self.model), *common],
             draft=self._draft_arguments(common),
             orchestrator=[*tokenizer, "--num-draft-tokens", str(self.num_draft_tokens), *common],
             target_address=target,
@@ -59,7 +62,7 @@ class ClusterChoice:
     def _engine_arguments(self, model: str) -> list[str]:
         threads = ["--threads", str(self.threads)] if self.threads else []
         if self.toy:
-            return ["--backend", "toy", "--toy", self.toy, *threads]
+            return ["--toy", model, *threads]
         return ["--model", model, "--dtype", self.dtype, *threads]
 
     def _draft_arguments(self, common: list[str]) -> list[str] | None:

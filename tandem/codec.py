@@ -212,7 +212,11 @@ def finish_reason_to_proto(reason: FinishReason | None) -> pb.FinishReason.Value
 
 
 def finish_reason_from_proto(number: pb.FinishReason.ValueType) -> FinishReason | None:
-    return FinishReason(number) if number else None
+    """None when unspecified; one this build does not know reads as ERROR."""
+    known = int(number)
+    if not known:
+        return None
+    return FinishReason(known) if known in set(FinishReason) else FinishReason.ERROR
 
 
 def verdict_to_proto(verdict: Verdict) -> target_pb2.Verdict:

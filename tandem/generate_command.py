@@ -112,15 +112,13 @@ def is_serving(address: str) -> bool:
 def stream(client: SyncTandemClient, prompt: Prompt, options: GenerateOptions) -> GenerationResult:
     """Write the text as it comes; leaving early cancels the call on the server."""
     generation = client.generate(prompt, **options)
-    chunks = iter(generation)
-    try:
-        for chunk in chunks:
-            sys.stdout.write(chunk.text)
-            sys.stdout.flush()
-    finally:
-        with contextlib.suppress(AttributeError):
-            chunks.close()  # type: ignore[attr-defined]
-        sys.stdout.write("\n")
+    with contextlib.closing(iter(generation)) as chunks:
+        try:
+            for chunk in chunks:
+                sys.stdout.write(chunk.text)
+                sys.stdout.flush()
+        finally:
+            sys.stdout.write("\n")
     return generation.result
 
 

@@ -40,7 +40,7 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     check_range("sampling.top_p", sampling.top_p, 0.0, 1.0, low_open=True)
     check_range("sampling.min_p", sampling.min_p, 0.0, 1.0)
     check_range("sampling.top_k", sampling.top_k, 0, 2**31 - 1)
-    check_range("sampling.repetition_penalty", sampling.repetition_penalty, 0.0, 10.0, low_open=True)
+    check_range("sampling.repetition_penalty", sampling.repetition_penalty, 0.01, 10.0)
     check_range("sampling.presence_penalty", sampling.presence_penalty, -2.0, 2.0)
     check_range("sampling.frequency_penalty", sampling.frequency_penalty, -2.0, 2.0)
     if sampling.seed is not None:

@@ -1,7 +1,8 @@
 """Continuous batching: which sessions take part in the next step, and with how many rows.
 
 K + 1 rows of a session that is caught up come first, so that a long prompt never holds up a round; what the budget
-leaves goes to prompts, in chunks. Each class is served first come, first served.
+leaves goes to prompts, in chunks. A share of the budget is kept for prompts, so that many rounds never hold up a
+prompt for ever. Each class is served first come, first served.
 """
 
 from collections.abc import Iterable
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from engine.sampling.policies import VerifyRows
 from target_service.sessions import PendingRound, Session
 from target_service.step import StepItem
+
+PREFILL_SHARE = 8  # one row in this many is kept for prompts while there are any
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +43,12 @@ def choose_parts(sessions: Iterable[Session], max_step_tokens: int) -> list[Part
         elif session.pending is not None:
             caught_up.append((session, session.pending))
     caught_up.sort(key=lambda ready: ready[1].arrived_s)
+    num_kept = max_step_tokens // PREFILL_SHARE if behind else 0
     parts: list[Part] = []
     num_left = max_step_tokens
     for session, entry in caught_up:
         num_rows = 1 + len(entry.proposal.draft_token_ids)
-        if num_rows <= num_left:
+        if num_rows <= num_left - num_kept or not parts:
             parts.append(Part(session, 1, entry))
             num_left -= num_rows
     for session in behind:

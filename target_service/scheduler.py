@@ -26,6 +26,7 @@ class Scheduler:
         if limits.max_draft_tokens > 0:
             require_speculation(engine.capabilities)
         self.table = SessionTable(engine.capabilities, engine.kv_usage(), limits, self._deliver)
+        self._engine = engine
         self._verifier = Verifier(engine)
         self._compute = compute
         self._outboxes: dict[StreamId, Outbox[Answer]] = {}
@@ -103,7 +104,7 @@ class Scheduler:
             result = await self._compute.run(self._verifier.step, plan)
         except Exception:  # noqa: BLE001 - an engine may raise anything; the service goes on with the other sessions
             _log.exception("a step of %d sessions failed", len(plan.items))
-            self.table.fail()
+            self.table.fail(await self._compute.run(self._engine.kv_usage))
         else:
             self.table.commit(result)
 

@@ -189,9 +189,13 @@ class SessionTable:
             self._commit_part(part, outcome, result.compute_us)
         self._finish_step()
 
-    def fail(self) -> None:
-        """The step raised: its sessions are lost, their rounds are answered INTERNAL, everyone else goes on."""
+    def fail(self, kv_usage: KvUsage) -> None:
+        """The step raised: its sessions are lost, their rounds are answered INTERNAL, everyone else goes on.
+
+        `kv_usage` is the pool's now: what the step released is free all the same.
+        """
         parts, self._in_flight = self._in_flight, []
+        self._kv_usage = kv_usage
         for part in parts:
             part.session.is_in_flight = False
             if part.session.is_freed:

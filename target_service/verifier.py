@@ -6,7 +6,7 @@ Letters: K draft tokens of a round, T rows whose logits are wanted, V vocabulary
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -81,10 +81,9 @@ class Verifier:
             return []
         if all(needs_no_logits(request.spec, request.row(0).output_len) for request in requests):
             # [T]
-            return verify_argmax(self._engine.forward_per_position_argmax(inputs), requests)
+            return _decide_each(self._engine.forward_per_position_argmax(inputs), requests, _decide_argmax)
         # [T, V]
-        logits = self._engine.forward_per_position_logits(inputs)
-        return _decide(logits, requests)
+        return _decide_each(self._engine.forward_per_position_logits(inputs), requests, _decide_logits)
 
     def _settle(
         self, sequence_id: SequenceId, item: StepItem, decision: Decision | ItemError | None, batch_rows: int
@@ -121,18 +120,37 @@ def cut(request: VerifyRows, decision: Decision, batch_rows: int = 0) -> Verdict
     return Verdict(len(draft_token_ids), num_accepted, token_ids, finish_reason, batch_rows=batch_rows)
 
 
-def _decide(logits: torch.Tensor, requests: Sequence[VerifyRows]) -> list[Decision | ItemError]:
-    """Decisions from raw logits [T, V]; a request with a row that has no finite maximum gets an error instead."""
-    # [T]
-    is_broken = ~torch.isfinite(logits.amax(dim=-1))
-    logits[is_broken] = 0.0  # decided along with the others, then thrown away
-    decisions: list[Decision | ItemError] = list(verify(process(logits, rows_of(requests)), requests))
-    if bool(is_broken.any()):
-        starts = [0]
-        for request in requests:
-            starts.append(starts[-1] + request.num_rows)
-        for index, request in enumerate(requests):
-            if bool(is_broken[starts[index] : starts[index + 1]].any()):
-                _log.error("non-finite logits at a sequence of %d tokens", len(request.committed_token_ids))
-                decisions[index] = ItemError(ErrorCode.INTERNAL, "internal error")
+def _decide_each(
+    rows: torch.Tensor, requests: Sequence[VerifyRows], decide: Callable[[torch.Tensor, VerifyRows], Decision]
+) -> list[Decision | ItemError]:
+    """Every request's decision from its own rows of [T, ...]: whatever is wrong with one stays with it."""
+    decisions: list[Decision | ItemError] = []
+    start = 0
+    for request in requests:
+        try:
+            decisions.append(decide(rows[start : start + request.num_rows], request))
+        except Exception:  # noqa: BLE001 - a bug met by one request must not end its neighbours
+            _log.exception("no decision for a sequence of %d tokens", len(request.committed_token_ids))
+            decisions.append(ItemError(ErrorCode.INTERNAL, "internal error"))
+        start += request.num_rows
     return decisions
+
+
+def _decide_argmax(argmax: torch.Tensor, request: VerifyRows) -> Decision:
+    """From the argmax of its rows, int64 [K+1]; ArithmeticError where the engine found no finite logits."""
+    if bool((argmax < 0).any()):
+        raise ArithmeticError("non-finite logits")
+    return verify_argmax(argmax, [request])[0]
+
+
+def _decide_logits(logits: torch.Tensor, request: VerifyRows) -> Decision:
+    """From raw logits [K+1, V]; ArithmeticError for a row without a finite maximum, before or after processing."""
+    _check_finite(logits)
+    processed = process(logits, rows_of([request]))
+    _check_finite(processed)
+    return verify(processed, [request])[0]
+
+
+def _check_finite(logits: torch.Tensor) -> None:
+    if not bool(torch.isfinite(logits.amax(dim=-1)).all()):
+        raise ArithmeticError("non-finite logits")

@@ -66,9 +66,20 @@ class DraftModelProposer:
     """Drafts with any engine that can truncate."""
 
     def __init__(
-        self, engine: SpeculativeEngine, model_id: str = "", vocab_hash: str = "", max_step_tokens: int = 512
+        self,
+        engine: SpeculativeEngine,
+        model_id: str = "",
+        vocab_hash: str = "",
+        max_step_tokens: int = 512,
+        num_token_ids: int | None = None,
     ) -> None:
+        """`num_token_ids`: ids of the vocabulary, fewer than the engine's where its output head is padded.
+
+        Padding is never drafted: the target's may be shorter, and refusing a sampled draft for its value would bias
+        `rejection`.
+        """
         require_speculation(engine.capabilities)
+        self._num_token_ids = num_token_ids or engine.capabilities.vocab_size
         self._engine = engine
         self._model_id = model_id
         self._vocab_hash = vocab_hash
@@ -140,14 +151,20 @@ class DraftModelProposer:
             # int64 [A]
             argmax = self._step(active, protected, chunks, 1, self._engine.forward_per_position_argmax)
             token_ids = [] if argmax is None else argmax.tolist()
+            token_ids = [token_id if token_id < self._num_token_ids else -1 for token_id in token_ids]
             draft_probs = [None] * len(token_ids)
         else:
             # [A, V]
             logits = self._step(active, protected, chunks, 1, self._engine.forward_per_position_logits)
             rows = [draft.next_row for draft in active]
-            token_ids, draft_probs = ([], []) if logits is None else sample_drafts(logits, rows)
+            token_ids, draft_probs = (
+                ([], []) if logits is None else sample_drafts(logits[:, : self._num_token_ids], rows)
+            )
         for draft, token_id, probs in zip(active, token_ids, draft_probs, strict=True):
-            draft.add(token_id, probs)
+            if token_id < 0:  # nothing to draft: padding, or logits that are not finite
+                draft.num_wanted = len(draft.token_ids)
+            else:
+                draft.add(token_id, probs)
 
     def _step(
         self,

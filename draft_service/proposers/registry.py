@@ -46,7 +46,11 @@ def _draft_model(settings: ProposerSettings) -> Proposer:
         )
     loaded = load_engine(settings.engine)
     return DraftModelProposer(
-        loaded.engine, loaded.model_id, loaded.vocabulary.id_bytes_hash, settings.engine.max_step_tokens
+        loaded.engine,
+        loaded.model_id,
+        loaded.vocabulary.id_bytes_hash,
+        settings.engine.max_step_tokens,
+        loaded.vocabulary.vocab_size,
     )
 
 

@@ -97,7 +97,10 @@ class SpeculativeEngine(Protocol):
         ...
 
     def forward_per_position_argmax(self, inputs: Sequence[SequenceInput]) -> "torch.Tensor":
-        """As above -> int64 [R], the lowest id among the largest logits, with no copy of the vocabulary."""
+        """As above -> int64 [R], the lowest id among the largest logits, with no copy of the vocabulary.
+
+        -1 for a row whose largest logit is not finite.
+        """
         ...
 
     def truncate(self, sequence_id: SequenceId, num_tokens: int) -> None:

@@ -23,6 +23,9 @@ from engine.backends.base import (
 )
 from engine.backends.toy_blocks import ToyBlocks
 from engine.backends.toy_logits import LogitsOf, hashed_logits, scripted_logits
+from engine.sampling.sampler import finite_argmax
+
+MAX_CALLS = 10_000  # the log forgets older ones: a toy may serve for hours
 
 __all__ = ["LogitsOf", "ToyCall", "ToyEngine", "hashed_logits", "scripted_logits"]
 
@@ -109,7 +112,7 @@ class ToyEngine:
 
     def forward_per_position_argmax(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
         """Append rows -> int64 [R]."""
-        return torch.argmax(self._forward("argmax", inputs), dim=-1)
+        return finite_argmax(self._forward("argmax", inputs))
 
     def truncate(self, sequence_id: SequenceId, num_tokens: int) -> None:
         """Drop rows past `num_tokens`; UnsupportedEngineError when rows would go and the engine cannot."""
@@ -172,6 +175,8 @@ class ToyEngine:
                 rows.append(torch.tensor(self._logits_of(sequence.token_ids[:row_end]), dtype=torch.float32))
         num_tokens = sum(len(item.token_ids) for item in inputs)
         self.calls.append(ToyCall(kind, len(inputs), num_tokens, len(rows)))
+        if len(self.calls) > MAX_CALLS:
+            del self.calls[: MAX_CALLS // 2]
         self._delay(num_tokens)
         # [R, V]
         return torch.stack(rows) if rows else torch.empty((0, self._capabilities.vocab_size))

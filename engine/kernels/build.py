@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 COMPILER = "g++"
 # No -ffast-math: the order of summation is part of the contract.
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-Wno-psabi")
-DEFAULT_CACHE_DIR = Path.home() / ".cache" / "tandem" / "kernels"
+CACHE_FOLDER = Path(".cache") / "tandem" / "kernels"  # below the home directory
 COMPILE_TIMEOUT_S = 300
 
 
@@ -29,9 +29,9 @@ class KernelBuildError(Exception):
 
 def build_library(source: Path, cache_dir: Path | None = None, compiler: str = COMPILER) -> Path:
     """The compiled form of `source` (and the headers beside it), from the cache or compiled now."""
-    cache_dir = DEFAULT_CACHE_DIR if cache_dir is None else cache_dir
     if shutil.which(compiler) is None:
         raise KernelBuildError(f"there is no {compiler} on the PATH")
+    cache_dir = _default_cache_dir() if cache_dir is None else cache_dir
     library = cache_dir / f"{source.stem}-{_build_key(source, compiler)}.so"
     if library.exists():
         return library
@@ -45,6 +45,14 @@ def build_library(source: Path, cache_dir: Path | None = None, compiler: str = C
         raise KernelBuildError(f"{cache_dir} cannot hold compiled kernels: {error}") from error
     _log.info("compiled %s to %s", source.name, library)
     return library
+
+
+def _default_cache_dir() -> Path:
+    """KernelBuildError for a user without a home directory, as containers run them."""
+    try:
+        return Path.home() / CACHE_FOLDER
+    except RuntimeError as error:
+        raise KernelBuildError(f"there is no place to keep compiled kernels: {error}") from error
 
 
 def _build_key(source: Path, compiler: str) -> str:

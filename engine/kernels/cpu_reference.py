@@ -24,7 +24,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 class TorchKernels:
     """`LayerKernels` of torch operations, attention sequence by sequence."""
 
-    name = "torch-inv"
+    name = f"torch-inv-{torch.__version__}-{torch.backends.cpu.get_cpu_capability()}"
 
     def add_rms_norm(
         self,
@@ -88,15 +88,21 @@ class TorchStepAttention:
             heads[start:end] = attend(query[start:end], keys, values, mask)
 
     def _context(self, layer: int, row: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [KH, S, D] of one sequence; past its context whatever lies there, masked later."""
+        """Keys and values [KH, S, D] of one sequence, zero past its context.
+
+        What lies there is another sequence's, and were it not finite, no mask would hold it off: 0 * NaN is NaN.
+        """
         cache = self._cache
-        padded_len = round_up(self._batch.context_lens[row], KEY_MULTIPLE)
+        context_len = self._batch.context_lens[row]
+        padded_len = round_up(context_len, KEY_MULTIPLE)
         num_blocks = -(-padded_len // cache.block_size)
         table = self._batch.block_tables[row]
         ids = F.pad(table[:num_blocks], (0, max(0, num_blocks - table.shape[0])))
 
         def gather(memory: torch.Tensor) -> torch.Tensor:
             # [blocks, KH, block_size, D] -> [KH, blocks * block_size, D] -> [KH, S, D]
-            return memory[ids].transpose(0, 1).reshape(memory.shape[1], -1, memory.shape[3])[:, :padded_len]
+            rows = memory[ids].transpose(0, 1).reshape(memory.shape[1], -1, memory.shape[3])[:, :padded_len]
+            rows[:, context_len:] = 0  # the gather made a copy
+            return rows
 
         return gather(cache.keys(layer)), gather(cache.values(layer))

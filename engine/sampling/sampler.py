@@ -21,6 +21,16 @@ def select(scores: torch.Tensor) -> torch.Tensor:
     return torch.argmax(scores.float(), dim=-1)
 
 
+def finite_argmax(logits: torch.Tensor) -> torch.Tensor:
+    """`select` for raw logits [R, V] of any precision, without a copy -> int64 [R]; -1 where none is finite.
+
+    Rounding up to float32 keeps order and ties, and argmax takes a NaN for the largest.
+    """
+    token_ids = logits.argmax(dim=-1)
+    largest = logits.gather(-1, token_ids[:, None])[:, 0]
+    return token_ids.masked_fill(~torch.isfinite(largest), -1)
+
+
 def sample_row(processed: torch.Tensor, row: Row) -> int:
     """The token that one processed row [V] gives: the argmax when greedy, else with the target's noise."""
     if row.spec.sampling.is_greedy:

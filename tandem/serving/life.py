@@ -100,6 +100,12 @@ async def run_server(
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     register(server)
     address = _bind(server, settings.address)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    if settings.stop_at_eof:
+        _stop_at_eof(stopping)
     await server.start()
     serving = health_pb2.HealthCheckResponse.SERVING
     await health.set("", serving)
@@ -107,12 +113,6 @@ async def run_server(
     if settings.ready_file is not None:
         _write_ready_file(settings.ready_file, address)
     _log.info("serving %s on %s", settings.service_name, address)
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    if settings.stop_at_eof:
-        _stop_at_eof(stopping)
     try:
         await stopping.wait()
     finally:

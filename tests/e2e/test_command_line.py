@@ -14,6 +14,7 @@ from tandem.client import InvalidRequestError, SyncTandemClient
 
 TOY = "hashed:vocab=512,seed=3"
 HANG_S = 120
+IDLE_WITHIN_S = 10  # a round of the toy services takes some 10 ms, the request they would go on with half a minute
 
 
 def tandem(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -24,7 +25,7 @@ def tandem(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def wait_until_idle(client: SyncTandemClient) -> bool:
     """Whether both services come to hold no session and no block."""
-    deadline = time.monotonic() + HANG_S
+    deadline = time.monotonic() + IDLE_WITHIN_S
     while time.monotonic() < deadline:
         info = client.info()
         loads = [load for load in (info.target_load, info.draft_load) if load is not None]
@@ -37,7 +38,7 @@ def wait_until_idle(client: SyncTandemClient) -> bool:
 @pytest.fixture(scope="module")
 def addresses() -> Iterator[dict[str, str]]:
     """Toy services that a user has started; slow enough to be interrupted."""
-    with tandem_up(["--toy", f"{TOY},delay_ms=5", "--draft-model", "toy"]) as running:
+    with tandem_up(["--toy", f"{TOY},delay_ms=5", "--draft-model", TOY]) as running:
         yield running
 
 

@@ -195,3 +195,13 @@ def test_chunked_linears_are_exact_too(dtype: torch.dtype, kernels: LayerKernels
     tokens = random_tokens(90)
     engine = tiny_engine(None, dtype, kernels, linear=ChunkedLinear)
     assert torch.equal(logits_of(engine, tokens, [1] * 20 + [5, 17]), logits_of(engine, tokens))
+
+
+def test_another_sequences_broken_rows_never_reach_a_sequence(kernels: LayerKernels) -> None:
+    engine = tiny_engine(kernels=kernels)
+    tokens = random_tokens(21)
+    expected = logits_of(tiny_engine(kernels=kernels), tokens)
+    broken = engine.create()
+    engine.advance([SequenceInput(broken, random_tokens(40, seed=1))])
+    engine._runner.cache.memory.fill_(float("nan"))  # of the broken sequence, and of blocks that it left behind
+    assert torch.equal(logits_of(engine, tokens), expected)

@@ -1,6 +1,7 @@
 """The compiled kernels against the torch ones, and against themselves: rows do not know their neighbours."""
 
 import logging
+import re
 from pathlib import Path
 
 import numpy as np
@@ -149,8 +150,8 @@ def test_without_a_compiler_torch_kernels_are_chosen_and_named(
     monkeypatch.setenv("PATH", str(tmp_path))
     with caplog.at_level(logging.WARNING):
         kernels = choose_kernels(FAMILIES["llama"])
-    assert kernels.name == "torch-inv"
-    assert "falling back to kernels 'torch-inv', which are slower: there is no g++ on the PATH" in caplog.text
+    assert kernels.name.startswith("torch-inv-")
+    assert re.search(r"back to kernels .torch-inv-.*, which are slower: there is no g\+\+ on the PATH", caplog.text)
     tokens = random_tokens(40)
     engine = tiny_engine(kernels=kernels)
     assert torch.equal(logits_of(engine, tokens, [1] * 20), logits_of(engine, tokens))
@@ -162,5 +163,5 @@ def test_sizes_the_compiled_kernels_lack_are_named(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         kernels = choose_kernels(tiny_config(**{field: value}))
-    assert kernels.name == "torch-inv"
+    assert kernels.name.startswith("torch-inv-")
     assert f"{field} {value}" in caplog.text

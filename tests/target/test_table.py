@@ -140,10 +140,10 @@ def test_a_close_is_answered_when_the_load_shows_its_memory_free_even_if_that_st
         assert plan is not None
         result = bench.verifier.step(plan)
         if is_failing:
-            bench.table.fail()
+            bench.table.fail(bench.engine.kv_usage())
         else:
             bench.table.commit(result)
-            assert bench.table.load().used_blocks == 0
+        assert bench.table.load().used_blocks == 0
         assert bench.answers[-1][1].outcome == Closed()
         assert bench.close(stamp(PROMPT, 0)) == Closed()
         assert bench.table.is_empty
@@ -314,7 +314,7 @@ def test_a_step_that_raises_is_answered_internal_and_the_others_go_on() -> None:
         bench.settle()
     bench.submit(stamp(PROMPT, 1, 1))
     assert bench.table.plan_step(0.0) is not None
-    bench.table.fail()
+    bench.table.fail(bench.engine.kv_usage())
     assert str(bench.answers[-1][1].outcome) == "INTERNAL: internal error"
     assert code(bench.submit(stamp(PROMPT, 2, 1))) is ErrorCode.UNKNOWN_SESSION
     assert isinstance(bench.round(list(PROMPT), 1, session=2), Verdict)

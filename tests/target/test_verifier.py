@@ -9,8 +9,11 @@ import torch
 from engine.backends.base import SequenceInput
 from engine.backends.toy_backend import LogitsOf, ToyEngine
 from engine.sampling.policies import Decision, VerifyRows
+from engine.sampling.processors import process
+from engine.sampling.rows import Row
 from tandem.rng import F32
 from tandem.types import FinishReason, ItemError, Proposal, SamplingParams, Verdict, VerificationPolicy
+from target_service import verifier
 from target_service.step import StepItem, StepPlan
 from target_service.verifier import Verifier, cut
 from tests.target.harness import LOGITS, VOCAB, Bench, plain_decode, spec, stamp, toy
@@ -144,14 +147,15 @@ def broken_after(prefix: Sequence[int], value: float) -> LogitsOf:
     return logits_of
 
 
-@pytest.mark.parametrize("policy", [VerificationPolicy.COUPLED, VerificationPolicy.REJECTION])
+@pytest.mark.parametrize("neighbours_temperature", [0.0, 0.7])
+@pytest.mark.parametrize("policy", VerificationPolicy)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_non_finite_logits_fail_their_own_session_only(
-    value: float, policy: VerificationPolicy, caplog: pytest.LogCaptureFixture
+    value: float, policy: VerificationPolicy, neighbours_temperature: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(toy(broken_after((7, 7), value)))
-    sampling = SamplingParams(temperature=0.7, top_p=0.9, seed=3)
-    good = spec((1, 2), sampling=sampling)
+    sampling = SamplingParams(temperature=0.0 if policy is VerificationPolicy.GREEDY else 0.7, top_p=0.9, seed=3)
+    good = spec((1, 2), sampling=SamplingParams(temperature=neighbours_temperature, top_p=0.9, seed=3))
     bad = spec((7, 7), sampling=sampling, verification_policy=policy)
     for number, session in ((1, good), (2, bad), (3, good)):
         bench.open(session, number)
@@ -168,6 +172,27 @@ def test_non_finite_logits_fail_their_own_session_only(
     assert len(bench.table) == 2
     assert bench.used_blocks() == sum(-(-len(held.token_ids) // 4) for held in bench.engine._sequences.values())
     assert len(bench.engine._sequences) == 2
+
+
+def test_a_round_whose_processing_raises_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def process_or_raise(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+        if rows[0].spec.sampling.top_k == 13:
+            raise IndexError("a bug")
+        return process(logits, rows)
+
+    monkeypatch.setattr(verifier, "process", process_or_raise)
+    bench = Bench()
+    good = spec((1, 2), sampling=SamplingParams(temperature=0.7, seed=3))
+    bad = spec((1, 2), sampling=SamplingParams(temperature=0.7, seed=3, top_k=13))
+    for number, session in ((1, good), (2, bad), (3, good)):
+        bench.open(session, number)
+        bench.submit(stamp(session.token_ids, 1, number))
+    outcomes = {answer.stamp.session_id: answer.outcome for answer in bench.settle()}
+    assert str(outcomes[2]) == "INTERNAL: internal error"  # type: ignore[index]
+    for number in (1, 3):
+        verdict = outcomes[number]  # type: ignore[index]
+        assert isinstance(verdict, Verdict)
+        assert list(verdict.token_ids) == plain_decode(good, most=1)
 
 
 def test_an_engines_logits_may_be_inference_tensors() -> None:

@@ -202,7 +202,7 @@ class SamplingParams(_message.Message):
     min_p: _builtins.float
     """in [0, 1]; default 0 (off)"""
     repetition_penalty: _builtins.float
-    """> 0; default 1 (off); counts prompt and output"""
+    """in [0.01, 10]; default 1 (off); counts prompt and output"""
     presence_penalty: _builtins.float
     """in [-2, 2]; default 0; counts output only"""
     frequency_penalty: _builtins.float
