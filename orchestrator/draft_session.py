@@ -22,7 +22,7 @@ _FINAL_CODES = {ErrorCode.INVALID_ARGUMENT, ErrorCode.UNIMPLEMENTED}  # asking a
 
 
 class NoDrafts:
-    """The `Drafter` of a request that does not speculate: no traffic, no figures."""
+    """The `ProposerSession` of a request that does not speculate: no traffic, no figures."""
 
     async def propose(self, sequence: Sequence) -> Proposal:  # noqa: ARG002 - the protocol's
         return _EMPTY
@@ -36,7 +36,7 @@ class _NoProposalError(Exception):
 
 
 class DraftSession:
-    """The `Drafter` of one request."""
+    """The `ProposerSession` of one request."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from orchestrator.sequence import RoundOutput, Sequence
 from tandem.types import Proposal, Verdict
 
 
-class Drafter(Protocol):
+class ProposerSession(Protocol):
     """One request's session at the draft service, or none."""
 
     async def propose(self, sequence: Sequence) -> Proposal:
@@ -30,7 +30,7 @@ class Drafter(Protocol):
         ...
 
 
-class Verifier(Protocol):
+class VerifierSession(Protocol):
     """One request's session at the target service."""
 
     def open(self, sequence: Sequence) -> None:
@@ -46,7 +46,9 @@ class Verifier(Protocol):
         ...
 
 
-async def generate(sequence: Sequence, drafter: Drafter, verifier: Verifier) -> AsyncGenerator[RoundOutput, None]:
+async def generate(
+    sequence: Sequence, proposer: ProposerSession, verifier: VerifierSession
+) -> AsyncGenerator[RoundOutput, None]:
     """Run rounds until the sequence has ended, yielding what each adds to the answer.
 
     Both sessions are freed however this ends: finished, failed, or closed by whoever iterates.
@@ -56,7 +58,7 @@ async def generate(sequence: Sequence, drafter: Drafter, verifier: Verifier) -> 
         verifier.open(sequence)
         while sequence.finish_reason is None:
             # 1. Propose: the draft service guesses up to K tokens.
-            proposal = await drafter.propose(sequence)
+            proposal = await proposer.propose(sequence)
             # 2. Verify: the target scores them in one forward pass, keeps some, and adds a token of its own.
             verdict = await verifier.verify(sequence, proposal)
             # 3. Commit: the sequence grows, and both services will go back to exactly these tokens.
@@ -65,6 +67,6 @@ async def generate(sequence: Sequence, drafter: Drafter, verifier: Verifier) -> 
             yield output
     finally:
         try:
-            drafter.close(sequence)
+            proposer.close(sequence)
         finally:
             verifier.close(sequence)

@@ -38,7 +38,7 @@ class TargetPatience:
 
 
 class TargetSession:
-    """The `Verifier` of one request."""
+    """The `VerifierSession` of one request."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
 """The `tandem` command: up, serve, generate, status, health, models, bench."""
 
 import asyncio
+import importlib.metadata
 import os
 import sys
-from enum import StrEnum
 from typing import Annotated, Any
 
 import grpc
@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem import cluster_options, generate_command, models
 from tandem.client import SyncTandemClient, TandemError
-from tandem.processes import LocalCluster, ServiceStartError, service_command
+from tandem.processes import MODULES, LocalCluster, ServiceStartError, require_engine, service_command
 from tandem.serving.channels import AddressError, open_channel
 from tandem.types import Load, ModelInfo
 
@@ -20,7 +20,7 @@ DEFAULT_ADDRESS = generate_command.DEFAULT_ADDRESS
 _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 _TIMEOUT_S = 5.0
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 models_app = typer.Typer(no_args_is_help=True, help="Model files on this machine.")
 bench_app = typer.Typer(no_args_is_help=True, help="Measurements with their method.")
 app.add_typer(models_app, name="models")
@@ -28,18 +28,24 @@ app.add_typer(bench_app, name="bench")
 app.command("generate")(generate_command.generate)
 
 
-class Service(StrEnum):
-    """The three services."""
-
-    DRAFT = "draft"
-    TARGET = "target"
-    ORCHESTRATOR = "orchestrator"
-
-
 def fail(message: str) -> typer.Exit:
     """One clear line on standard error, and exit code 2."""
     typer.echo(f"tandem: {message}", err=True)
     return typer.Exit(2)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Say which version this is.")] = False,
+) -> None:
+    """Exact speculative decoding split across services."""
+    if version:
+        typer.echo(f"tandem {importlib.metadata.version('tandem')}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
 
 
 @models_app.command("pull")
@@ -66,18 +72,34 @@ def models_list() -> None:
 @app.command(context_settings=_PASS_THROUGH)
 def serve(
     context: typer.Context,
-    service: Annotated[Service, typer.Argument(help="draft, target or orchestrator")],
+    service: Annotated[str, typer.Argument(help="draft, target or orchestrator")],
 ) -> None:
-    """Run one service in this process; `tandem serve SERVICE --help` lists its options."""
-    command = service_command(service.value, context.args)
+    """Run one service (draft, target or orchestrator); `tandem serve SERVICE --help` lists its options."""
+    if service not in MODULES:
+        usage = (
+            f"usage: tandem serve {{{','.join(MODULES)}}} [OPTIONS]; tandem serve SERVICE --help lists the options"
+        )
+        if service == "--help":
+            typer.echo(usage)
+            raise typer.Exit
+        raise fail(f"unknown service {service!r}; {usage}")
+    run_in_place(service_command(service, context.args), needs_engine=service != "orchestrator")
+
+
+def run_in_place(command: list[str], *, needs_engine: bool) -> None:
+    """Become this command."""
+    try:
+        if needs_engine:
+            require_engine()
+    except ServiceStartError as error:
+        raise fail(str(error)) from error
     os.execv(command[0], command)
 
 
 @bench_app.command("engine", context_settings=_PASS_THROUGH)
 def bench_engine(context: typer.Context) -> None:
     """The engine's step against a bare forward of the same model; `--help` lists its options."""
-    command = [sys.executable, "-m", "engine.bench", *context.args]
-    os.execv(command[0], command)
+    run_in_place([sys.executable, "-m", "engine.bench", *context.args], needs_engine=True)
 
 
 @app.command()
@@ -135,10 +157,8 @@ def describe_replica(model: ModelInfo, load: Load) -> str:
     """What computes there, and how busy it is, on one line."""
     numerics = "deterministic" if model.deterministic else "NOT deterministic"
     engine = f"{model.backend} {model.dtype}, {numerics}; " if model.backend else ""
-    return (
-        f"{engine}{load.running} sessions, {load.waiting} waiting, {load.used_blocks} of {load.total_blocks} blocks, "
-        f"{load.stale_items} stale"
-    )
+    blocks = f"{load.used_blocks} of {load.total_blocks} blocks, " if load.total_blocks else ""
+    return f"{engine}{load.running} sessions, {load.waiting} waiting, {blocks}{load.stale_items} stale"
 
 
 @app.command()

@@ -46,4 +46,7 @@ _CLASSES: dict[grpc.StatusCode, type[TandemError]] = {
 def from_rpc_error(error: Any) -> TandemError:
     """The typed error for a grpc.RpcError, which is a finished call as well."""
     code: grpc.StatusCode = error.code()
-    return _CLASSES.get(code, TandemError)(code.name, error.details() or "no details")
+    details = error.details() or "no details"
+    if code is grpc.StatusCode.UNIMPLEMENTED and details.startswith("Method not found"):  # gRPC's own words
+        details = "this service is not an orchestrator; is it the target's or the draft's port?"
+    return _CLASSES.get(code, TandemError)(code.name, details)

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias, TypedDict, Unpack
 
 from tandem import codec
 from tandem.client_errors import InvalidRequestError
+from tandem.common.v1 import common_pb2 as pb_common
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.types import VerificationPolicy
 
@@ -55,7 +56,7 @@ _SAMPLING: dict[str, Callable[[Any], Any]] = {
 _STOPPING: dict[str, Callable[[Any], Any]] = {
     "max_tokens": index,
     "min_tokens": index,
-    "stop": lambda stop: [stop] if isinstance(stop, str) else list(stop),
+    "stop": lambda stop: [stop] if isinstance(stop, str) else [_text(text) for text in stop],
     "stop_token_ids": list,
     "ignore_eos": bool,
     "include_stop_in_output": bool,
@@ -63,7 +64,7 @@ _STOPPING: dict[str, Callable[[Any], Any]] = {
 _SPECULATION: dict[str, Callable[[Any], Any]] = {
     "speculation": bool,
     "num_draft_tokens": index,
-    "verification_policy": lambda policy: codec.policy_to_proto(VerificationPolicy(policy)),
+    "verification_policy": lambda name: _policy(name),
 }
 _PROTO_NAMES = {"speculation": "enabled"}
 
@@ -96,7 +97,13 @@ def _set_prompt(request: pb.GenerateRequest, prompt: Prompt) -> None:
     """Text, token ids, or chat messages (mappings with role and content)."""
     if isinstance(prompt, str):
         _assign(request, "text", prompt, str)
-    elif len(prompt) > 0 and isinstance(prompt[0], Mapping):
+        return
+    if isinstance(prompt, bytes | bytearray | Mapping) or not hasattr(prompt, "__len__"):
+        raise InvalidRequestError(
+            "INVALID_ARGUMENT",
+            f"prompt: {type(prompt).__name__} is neither text, nor a list of token ids, nor a list of chat messages",
+        )
+    if len(prompt) > 0 and isinstance(prompt[0], Mapping):
         for number, turn in enumerate(prompt):
             if not isinstance(turn, Mapping) or not turn.keys() >= {"role", "content"}:
                 raise InvalidRequestError("INVALID_ARGUMENT", f"prompt[{number}] has no role and content: {turn!r}")
@@ -106,6 +113,12 @@ def _set_prompt(request: pb.GenerateRequest, prompt: Prompt) -> None:
     else:
         request.tokens.SetInParent()
         _assign(request.tokens, "ids", prompt, lambda ids: [index(token_id) for token_id in ids])
+
+
+def _policy(name: str) -> pb_common.VerificationPolicy.ValueType:
+    if name not in set(VerificationPolicy):
+        raise ValueError(f"{name!r} is not offered; there are: {', '.join(VerificationPolicy)}")
+    return codec.policy_to_proto(VerificationPolicy(name))
 
 
 def _text(value: Any) -> str:

@@ -83,10 +83,11 @@ def toy_vocab(toy: str) -> str:
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """Inside, SIGTERM raises KeyboardInterrupt like Ctrl-C, so that children are stopped in order."""
-
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Inside, SIGTERM and a closed terminal raise KeyboardInterrupt like Ctrl-C: children are stopped in order."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    previous = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in zip(numbers, previous, strict=True):
+            signal.signal(number, handler)

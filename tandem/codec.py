@@ -42,6 +42,13 @@ _TRANSPORTS = {
 }
 KNOWN_TRANSPORTS = frozenset(_TRANSPORTS)
 _TRANSPORT_NUMBERS = {transport: number for number, transport in _TRANSPORTS.items()}
+_FINISH_REASONS = {
+    pb.FINISH_REASON_STOP: FinishReason.STOP,
+    pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    pb.FINISH_REASON_ABORTED: FinishReason.ABORTED,
+    pb.FINISH_REASON_ERROR: FinishReason.ERROR,
+}
+_FINISH_REASON_NUMBERS = {reason: number for number, reason in _FINISH_REASONS.items()}
 _SCALAR_SAMPLING_FIELDS = (
     "temperature",
     "top_p",
@@ -208,15 +215,12 @@ def timing_from_proto(message: pb.ItemTiming) -> ItemTiming:
 
 
 def finish_reason_to_proto(reason: FinishReason | None) -> pb.FinishReason.ValueType:
-    return pb.FinishReason.ValueType(reason or 0)
+    return pb.FINISH_REASON_UNSPECIFIED if reason is None else _FINISH_REASON_NUMBERS[reason]
 
 
 def finish_reason_from_proto(number: pb.FinishReason.ValueType) -> FinishReason | None:
     """None when unspecified; one this build does not know reads as ERROR."""
-    known = int(number)
-    if not known:
-        return None
-    return FinishReason(known) if known in set(FinishReason) else FinishReason.ERROR
+    return None if number == pb.FINISH_REASON_UNSPECIFIED else _FINISH_REASONS.get(number, FinishReason.ERROR)
 
 
 def verdict_to_proto(verdict: Verdict) -> target_pb2.Verdict:

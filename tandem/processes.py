@@ -4,6 +4,7 @@ Each child tells that it serves by writing its bound address to a ready file, so
 ends before it is ready has said why on its standard error.
 """
 
+import importlib.util
 import signal
 import subprocess
 import sys
@@ -22,6 +23,14 @@ class ServiceStartError(Exception):
     """A service that did not become ready; the message says which and how it ended."""
 
 
+def require_engine() -> None:
+    """Raise ServiceStartError when what the model services stand on is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        raise ServiceStartError(
+            'the model services need torch, which is not installed: pip install "tandem[engine]"'
+        )
+
+
 def service_command(service: str, arguments: Sequence[str]) -> list[str]:
     """The command line that runs one service: target, draft or orchestrator."""
     return [sys.executable, "-m", MODULES[service], *arguments]
@@ -35,19 +44,19 @@ class ServiceProcess:
     process: subprocess.Popen[bytes]
     ready_file: Path
 
-    def wait_ready(self, timeout_s: float) -> str:
-        """The bound HOST:PORT; ServiceStartError when it ends or does not get ready in time."""
-        deadline = time.monotonic() + timeout_s
-        while not self.ready_file.exists():
-            code = self.process.poll()
-            if code is not None:
-                raise ServiceStartError(
-                    f"the {self.service} service ended with exit code {code} before it was ready"
-                )
-            if time.monotonic() > deadline:
-                raise ServiceStartError(f"the {self.service} service was not ready within {timeout_s:g} s")
-            time.sleep(_POLL_S)
+    @property
+    def address(self) -> str:
+        """The bound HOST:PORT of a ready service."""
         return self.ready_file.read_text().strip()
+
+    def is_ready(self) -> bool:
+        """Whether it serves; ServiceStartError when it has ended instead."""
+        if self.ready_file.exists():
+            return True
+        code = self.process.poll()
+        if code is not None:
+            raise ServiceStartError(f"the {self.service} service ended with exit code {code} before it was ready")
+        return False
 
     def stop(self, grace_s: float) -> int:
         """SIGTERM, then SIGKILL after the grace; the exit code."""
@@ -92,6 +101,7 @@ class LocalCluster:
     _folder: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> "LocalCluster":
+        require_engine()
         self._folder = tempfile.TemporaryDirectory(prefix="tandem-")
         try:
             self._start_all()
@@ -110,13 +120,15 @@ class LocalCluster:
         models = [self.start("target", [*plan.target, "--address", plan.target_address])]
         if plan.draft is not None:
             models.append(self.start("draft", [*plan.draft, "--address", plan.draft_address]))
+        self.wait_ready(*models)
         for service in models:
-            self.addresses[service.service] = service.wait_ready(plan.start_timeout_s)
+            self.addresses[service.service] = service.address
         arguments = [*plan.orchestrator, "--target", self.addresses["target"]]
         if plan.draft is not None:
             arguments += ["--draft", self.addresses["draft"]]
         front = self.start("orchestrator", [*arguments, "--address", plan.orchestrator_address])
-        self.addresses["orchestrator"] = front.wait_ready(plan.start_timeout_s)
+        self.wait_ready(front)
+        self.addresses["orchestrator"] = front.address
 
     def start(self, service: str, arguments: Sequence[str]) -> ServiceProcess:
         """Start one more service; it is stopped with the others."""
@@ -130,12 +142,13 @@ class LocalCluster:
         self._services.append(started)
         return started
 
-    def find(self, service: str) -> ServiceProcess:
-        """The newest process of a service; KeyError when none was started."""
-        for started in reversed(self._services):
-            if started.service == service:
-                return started
-        raise KeyError(service)
+    def wait_ready(self, *services: ServiceProcess) -> None:
+        """Until all serve; ServiceStartError as soon as one has ended, or when one takes too long."""
+        deadline = time.monotonic() + self.plan.start_timeout_s
+        while late := [service.service for service in services if not service.is_ready()]:
+            if time.monotonic() > deadline:
+                raise ServiceStartError(f"not ready within {self.plan.start_timeout_s:g} s: {', '.join(late)}")
+            time.sleep(_POLL_S)
 
     def wait_for_end(self) -> ServiceProcess:
         """Block until one of the services ends by itself; that service."""

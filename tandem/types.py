@@ -5,7 +5,7 @@ Letters: K draft tokens of a round, V vocabulary.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum
+from enum import IntEnum, StrEnum
 from types import MappingProxyType
 from typing import NewType
 
@@ -19,16 +19,16 @@ GREEDY_TEMPERATURE = 1e-5  # at or below it, sampling is argmax
 MAX_SPARSE_ENTRIES = 128  # of one position's q on the wire
 
 
-class FinishReason(IntEnum):
-    """Why a generation ended; values are the wire's."""
+class FinishReason(StrEnum):
+    """Why a generation ended."""
 
-    STOP = 1
-    LENGTH = 2
-    ABORTED = 3
-    ERROR = 4
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+    ERROR = "error"
 
 
-class VerificationPolicy(Enum):
+class VerificationPolicy(StrEnum):
     """The exact rule by which the target decides about drafts."""
 
     GREEDY = "greedy"
@@ -36,7 +36,7 @@ class VerificationPolicy(Enum):
     REJECTION = "rejection"
 
 
-class DraftProbsTransport(Enum):
+class DraftProbsTransport(StrEnum):
     """How the draft's distribution q reaches the target."""
 
     ONE_HOT = "one_hot"

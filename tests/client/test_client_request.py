@@ -92,3 +92,23 @@ def test_what_the_wire_cannot_carry_is_refused_by_name(prompt: Any, options: dic
 def test_an_unknown_option_is_a_mistake_of_the_caller() -> None:
     with pytest.raises(TypeError, match="unknown option 'temprature'; there are: temperature"):
         build_request("hi", temprature=1.0)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("prompt", [b"abc", bytearray(b"abc"), None, 5, {"role": "user", "content": "x"}])
+def test_prompts_of_no_known_kind_are_refused_by_type(prompt: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=f"prompt: {type(prompt).__name__} is neither text, nor a list"):
+        build_request(prompt)
+
+
+@pytest.mark.parametrize("content", [None, 5, [{"type": "text", "text": "x"}]])
+def test_chat_messages_are_text(content: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="prompt: .* is not text"):
+        build_request([{"role": "user", "content": content}])
+
+
+@pytest.mark.parametrize("name", ["block", "foo"])
+def test_policies_that_are_not_offered_are_named_with_those_that_are(name: str) -> None:
+    with pytest.raises(
+        InvalidRequestError, match=f"'{name}' is not offered; there are: greedy, coupled, rejection"
+    ):
+        build_request("x", verification_policy=name)

@@ -25,10 +25,11 @@ def deployment(model_arguments: list[str], tokenizer_arguments: list[str]) -> It
     with LocalCluster(plan, quiet=True) as cluster:
         local = ["--address", "127.0.0.1:0"]
         draft = cluster.start("draft", ["--proposer", "draft_model", *model_arguments, *local])
-        draft_address = draft.wait_ready(plan.start_timeout_s)
-        links = ["--target", cluster.addresses["target"], "--draft", draft_address]
+        cluster.wait_ready(draft)
+        links = ["--target", cluster.addresses["target"], "--draft", draft.address]
         front = cluster.start("orchestrator", [*tokenizer_arguments, *links, *local])
-        yield Deployment(cluster.addresses["orchestrator"], front.wait_ready(plan.start_timeout_s), cluster)
+        cluster.wait_ready(front)
+        yield Deployment(cluster.addresses["orchestrator"], front.address, cluster)
 
 
 def real_model(dtype: str) -> contextlib.AbstractContextManager[Deployment]:

@@ -88,7 +88,7 @@ def verdict_of(script: Tokens[int], sequence: Sequence, drafts: Tokens[int]) -> 
 
 
 @dataclass
-class ScriptedDrafter:
+class ScriptedProposer:
     """A draft whose proposals are computed from the output so far."""
 
     drafts_of: Callable[[int, int], Tokens[int]]  # (index of the next output token, K) -> drafts

@@ -10,14 +10,16 @@ from orchestrator import speculative_loop
 from orchestrator.draft_session import NoDrafts
 from orchestrator.sequence import RoundOutput, Sequence
 from tandem.types import FinishReason
-from tests.orchestrator.fakes import ScriptedDrafter, ScriptedVerifier, letters, make_sequence
+from tests.orchestrator.fakes import ScriptedProposer, ScriptedVerifier, letters, make_sequence
 
 SCRIPT = letters("the quick brown fox jumps over the lazy dog")
 
 
-def run(sequence: Sequence, drafter: speculative_loop.Drafter, verifier: ScriptedVerifier) -> list[RoundOutput]:
+def run(
+    sequence: Sequence, proposer: speculative_loop.ProposerSession, verifier: ScriptedVerifier
+) -> list[RoundOutput]:
     async def collect() -> list[RoundOutput]:
-        return [output async for output in speculative_loop.generate(sequence, drafter, verifier)]
+        return [output async for output in speculative_loop.generate(sequence, proposer, verifier)]
 
     return asyncio.run(collect())
 
@@ -42,7 +44,7 @@ def eos(start: int, k: int) -> Tokens[int]:
 @pytest.mark.parametrize("drafts_of", [perfect, wrong, half_right, eos, lambda start, k: []])
 def test_the_output_does_not_depend_on_the_drafts(drafts_of: object, k: int) -> None:
     sequence = make_sequence(max_tokens=30, k=k)
-    outputs = run(sequence, ScriptedDrafter(drafts_of), ScriptedVerifier(SCRIPT))  # type: ignore[arg-type]
+    outputs = run(sequence, ScriptedProposer(drafts_of), ScriptedVerifier(SCRIPT))  # type: ignore[arg-type]
     assert "".join(output.text for output in outputs) == "the quick brown fox jumps over"
     assert sum(len(output.token_ids) for output in outputs) == 30
     assert sequence.finish_reason is FinishReason.LENGTH
@@ -50,7 +52,7 @@ def test_the_output_does_not_depend_on_the_drafts(drafts_of: object, k: int) -> 
 
 def test_a_perfect_draft_is_accepted_in_every_round_and_saves_target_passes() -> None:
     sequence = make_sequence(max_tokens=20, k=4)
-    outputs = run(sequence, ScriptedDrafter(perfect), ScriptedVerifier(SCRIPT))
+    outputs = run(sequence, ScriptedProposer(perfect), ScriptedVerifier(SCRIPT))
     assert [len(output.token_ids) for output in outputs] == [5, 5, 5, 5]
     assert all(output.num_draft_tokens == output.num_accepted for output in outputs)
     assert sequence.stats.num_rounds == 4
@@ -58,7 +60,7 @@ def test_a_perfect_draft_is_accepted_in_every_round_and_saves_target_passes() ->
 
 def test_an_eos_that_only_the_draft_wants_does_not_end_the_generation() -> None:
     sequence = make_sequence(max_tokens=10)
-    run(sequence, ScriptedDrafter(eos), ScriptedVerifier(SCRIPT))
+    run(sequence, ScriptedProposer(eos), ScriptedVerifier(SCRIPT))
     assert sequence.finish_reason is FinishReason.LENGTH
     assert sequence.num_completion_tokens == 10
     assert sequence.stats.num_accepted == 0
@@ -73,33 +75,33 @@ def test_without_a_draft_service_each_round_is_plain_decoding_and_no_fallback() 
 
 
 def test_the_steps_come_in_order_and_both_sessions_are_freed_at_the_end() -> None:
-    drafter, verifier = ScriptedDrafter(perfect), ScriptedVerifier(SCRIPT)
-    verifier.log = drafter.log
-    run(make_sequence(max_tokens=6, k=2), drafter, verifier)
-    assert drafter.log == ["open", *["propose", "verify"] * 2, "close", "close"]
+    proposer, verifier = ScriptedProposer(perfect), ScriptedVerifier(SCRIPT)
+    verifier.log = proposer.log
+    run(make_sequence(max_tokens=6, k=2), proposer, verifier)
+    assert proposer.log == ["open", *["propose", "verify"] * 2, "close", "close"]
 
 
 def test_both_sessions_are_freed_when_the_target_fails() -> None:
-    drafter, verifier = ScriptedDrafter(perfect), ScriptedVerifier(SCRIPT, fail_at_round=2)
+    proposer, verifier = ScriptedProposer(perfect), ScriptedVerifier(SCRIPT, fail_at_round=2)
     with pytest.raises(ConnectionError):
-        run(make_sequence(), drafter, verifier)
-    assert drafter.log[-1] == verifier.log[-1] == "close"
+        run(make_sequence(), proposer, verifier)
+    assert proposer.log[-1] == verifier.log[-1] == "close"
 
 
 def test_both_sessions_are_freed_when_the_consumer_leaves() -> None:
-    drafter, verifier = ScriptedDrafter(perfect), ScriptedVerifier(SCRIPT)
+    proposer, verifier = ScriptedProposer(perfect), ScriptedVerifier(SCRIPT)
 
     async def leave_early() -> None:
-        async with aclosing(speculative_loop.generate(make_sequence(), drafter, verifier)) as rounds:
+        async with aclosing(speculative_loop.generate(make_sequence(), proposer, verifier)) as rounds:
             async for _ in rounds:
                 break
 
     asyncio.run(leave_early())
-    assert drafter.log[-1] == verifier.log[-1] == "close"
+    assert proposer.log[-1] == verifier.log[-1] == "close"
 
 
 def test_both_sessions_are_freed_when_the_task_is_cancelled_during_a_verify() -> None:
-    drafter, verifier = ScriptedDrafter(perfect), ScriptedVerifier(SCRIPT)
+    proposer, verifier = ScriptedProposer(perfect), ScriptedVerifier(SCRIPT)
 
     async def cancelled() -> None:
         reached = asyncio.Event()
@@ -111,7 +113,7 @@ def test_both_sessions_are_freed_when_the_task_is_cancelled_during_a_verify() ->
         verifier.verify = hang  # type: ignore[assignment,method-assign]
 
         async def consume() -> None:
-            async with aclosing(speculative_loop.generate(make_sequence(), drafter, verifier)) as rounds:
+            async with aclosing(speculative_loop.generate(make_sequence(), proposer, verifier)) as rounds:
                 async for _ in rounds:
                     pass
 
@@ -122,4 +124,4 @@ def test_both_sessions_are_freed_when_the_task_is_cancelled_during_a_verify() ->
             await task
 
     asyncio.run(cancelled())
-    assert drafter.log[-1] == verifier.log[-1] == "close"
+    assert proposer.log[-1] == verifier.log[-1] == "close"
