@@ -5,7 +5,6 @@ both model services are idle afterwards.
 """
 
 import argparse
-import csv
 import json
 import subprocess
 import sys
@@ -46,14 +45,14 @@ def run_locust(address: str, answers: Path, seconds: int, users: int, folder: Pa
     """Locust's own exit code: 1 when any request failed."""
     command = [sys.executable, "-m", "locust", "--headless", "--only-summary", "-f", str(LOCUSTFILE)]
     command += ["--host", address, "--answers", str(answers), "--users", str(users), "--spawn-rate", str(users)]
-    command += ["--run-time", f"{seconds}s", "--stop-timeout", "30", "--csv", str(folder / "stats")]
+    command += ["--run-time", f"{seconds}s", "--stop-timeout", "30", "--json-file", str(folder / "stats")]
     return subprocess.run(command, check=False, timeout=seconds + 120).returncode
 
 
 def num_finished(folder: Path) -> int:
     """Generations that locust counted."""
-    with (folder / "stats_stats.csv").open() as file:
-        return sum(int(row["Request Count"]) for row in csv.DictReader(file) if row["Name"] == "Generate")
+    entries = json.loads((folder / "stats.json").read_text())
+    return sum(entry["num_requests"] for entry in entries if entry["name"] == "Generate")
 
 
 def is_idle(client: SyncTandemClient) -> bool:

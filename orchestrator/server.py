@@ -93,7 +93,11 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: _Context) -> pb.GetInfoResponse:  # noqa: N802, ARG002
         """What both replicas said at the last connect, and their loads now."""
-        answer = pb.GetInfoResponse(num_running_requests=self._num_running)
+        answer = pb.GetInfoResponse(
+            num_running_requests=self._num_running,
+            is_target_connected=self._target.is_up,
+            is_draft_connected=self._draft is not None and self._draft.is_up,
+        )
         if self._target.info is not None:
             answer.target.CopyFrom(codec.model_info_to_proto(self._target.info.model))
             answer.target_load.CopyFrom(codec.load_to_proto(await self._target.ask_load()))

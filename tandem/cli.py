@@ -146,19 +146,22 @@ def status(
     except (TandemError, AddressError) as error:
         raise fail(str(error)) from error
     typer.echo(f"requests     {info.num_running_requests} running")
-    typer.echo(f"target       {info.target.model_id}: {describe_replica(info.target, info.target_load)}")
-    if info.draft is None or info.draft_load is None:
-        typer.echo("draft        none")
-    else:
-        typer.echo(f"draft        {info.proposer}: {describe_replica(info.draft, info.draft_load)}")
+    target = describe_replica(info.target.model_id, info.target, info.target_load, info.is_target_connected)
+    typer.echo(f"target       {target}")
+    draft = "none"
+    if info.draft is not None and info.draft_load is not None:
+        draft = describe_replica(info.proposer, info.draft, info.draft_load, info.is_draft_connected)
+    typer.echo(f"draft        {draft}")
 
 
-def describe_replica(model: ModelInfo, load: Load) -> str:
+def describe_replica(name: str, model: ModelInfo, load: Load, is_connected: bool) -> str:
     """What computes there, and how busy it is, on one line."""
+    if not is_connected:
+        return f"{name}: NOT CONNECTED"
     numerics = "deterministic" if model.deterministic else "NOT deterministic"
     engine = f"{model.backend} {model.dtype}, {numerics}; " if model.backend else ""
     blocks = f"{load.used_blocks} of {load.total_blocks} blocks, " if load.total_blocks else ""
-    return f"{engine}{load.running} sessions, {load.waiting} waiting, {blocks}{load.stale_items} stale"
+    return f"{name}: {engine}{load.running} sessions, {load.waiting} waiting, {blocks}{load.stale_items} stale"
 
 
 @app.command()

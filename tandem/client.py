@@ -68,6 +68,8 @@ class ServerInfo:
     draft_load: Load | None
     proposer: str
     num_running_requests: int
+    is_target_connected: bool  # False: what is said of it is old
+    is_draft_connected: bool
 
 
 class _ClientBase:
@@ -198,4 +200,6 @@ def _server_info(answer: pb.GetInfoResponse) -> ServerInfo:
         draft_load=codec.load_from_proto(answer.draft_load) if has_draft else None,
         proposer=answer.proposer,
         num_running_requests=answer.num_running_requests,
+        is_target_connected=answer.is_target_connected,
+        is_draft_connected=answer.is_draft_connected,
     )

@@ -28,15 +28,20 @@ def generate(
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens to generate.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0: greedy. Default 1.")] = None,
-    top_p: Annotated[float | None, typer.Option()] = None,
-    top_k: Annotated[int | None, typer.Option()] = None,
-    min_p: Annotated[float | None, typer.Option()] = None,
-    repetition_penalty: Annotated[float | None, typer.Option()] = None,
+    top_p: Annotated[float | None, typer.Option(help="Likeliest tokens that sum to this, in (0, 1].")] = None,
+    top_k: Annotated[int | None, typer.Option(help="This many likeliest tokens; 0: all.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Tokens with this share of the likeliest's probability.")
+    ] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: repeat less; in [0.01, 10].")] = None,
+    min_tokens: Annotated[int | None, typer.Option(help="No end before this many tokens.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds for the whole call.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end token.")] = False,
     speculation: Annotated[bool, typer.Option(help="Use drafts.")] = True,
     verification_policy: Annotated[
-        str | None, typer.Option(help="coupled (default when sampling) or rejection.")
+        str | None,
+        typer.Option(help="coupled (default when sampling) or rejection; greedy at temperature 0."),
     ] = None,
     stats: Annotated[
         bool, typer.Option("--stats", help="Print the speculation figures to standard error.")
@@ -64,6 +69,8 @@ def generate(
         top_k=top_k,
         min_p=min_p,
         repetition_penalty=repetition_penalty,
+        min_tokens=min_tokens,
+        timeout=timeout,
         stop=stop,
         ignore_eos=ignore_eos,
         speculation=speculation,

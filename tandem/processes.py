@@ -97,7 +97,7 @@ class LocalCluster:
     plan: ClusterPlan
     quiet: bool = False  # drop the services' logs; their start-up errors stay visible
     addresses: dict[str, str] = field(default_factory=dict)
-    _services: list[ServiceProcess] = field(default_factory=list)
+    services: list[ServiceProcess] = field(default_factory=list)
     _folder: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> "LocalCluster":
@@ -133,13 +133,13 @@ class LocalCluster:
     def start(self, service: str, arguments: Sequence[str]) -> ServiceProcess:
         """Start one more service; it is stopped with the others."""
         assert self._folder is not None
-        ready_file = Path(self._folder.name) / f"{service}-{len(self._services)}.ready"
+        ready_file = Path(self._folder.name) / f"{service}-{len(self.services)}.ready"
         command = service_command(service, [*arguments, "--ready-file", str(ready_file), "--stop-at-eof"])
         if self.quiet:
             command += ["--log-level", "ERROR"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)
         started = ServiceProcess(service, process, ready_file)
-        self._services.append(started)
+        self.services.append(started)
         return started
 
     def wait_ready(self, *services: ServiceProcess) -> None:
@@ -153,14 +153,14 @@ class LocalCluster:
     def wait_for_end(self) -> ServiceProcess:
         """Block until one of the services ends by itself; that service."""
         while True:
-            for service in self._services:
+            for service in self.services:
                 if service.process.poll() is not None:
                     return service
             time.sleep(_POLL_S)
 
     def close(self) -> None:
         """Stop everything that runs, newest first."""
-        for service in reversed(self._services):
+        for service in reversed(self.services):
             service.stop(self.plan.grace_s)
         if self._folder is not None:
             self._folder.cleanup()

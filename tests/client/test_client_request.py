@@ -102,7 +102,7 @@ def test_prompts_of_no_known_kind_are_refused_by_type(prompt: Any) -> None:
 
 @pytest.mark.parametrize("content", [None, 5, [{"type": "text", "text": "x"}]])
 def test_chat_messages_are_text(content: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="prompt: .* is not text"):
+    with pytest.raises(InvalidRequestError, match=r"prompt: .* is not text"):
         build_request([{"role": "user", "content": content}])
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from loadtest.up import tandem_up
 from tandem.client import InvalidRequestError, SyncTandemClient
+from tandem.cluster_options import ClusterChoice
+from tandem.processes import LocalCluster
 
 TOY = "hashed:vocab=512,seed=3"
 HANG_S = 120
@@ -177,3 +179,16 @@ def test_services_with_different_vocabularies_do_not_meet(addresses: dict[str, s
     assert answer.returncode == 2
     assert "300" in answer.stderr
     assert "512" in answer.stderr
+
+
+def test_status_says_which_service_is_gone_and_generation_goes_on_without_drafts() -> None:
+    plan = ClusterChoice("", "float32", None, True, 4, None, toy=TOY).plan()
+    with LocalCluster(plan, quiet=True) as cluster:
+        address = cluster.addresses["orchestrator"]
+        draft = next(service for service in cluster.services if service.service == "draft")
+        draft.process.kill()
+        draft.process.wait(timeout=HANG_S)
+        deadline = time.monotonic() + HANG_S
+        while "draft        ngram: NOT CONNECTED" not in tandem("status", "--address", address).stdout:
+            assert time.monotonic() < deadline
+        assert tandem("generate", "hello", "--address", address, "--max-tokens", "4").returncode == 0

@@ -448,8 +448,14 @@ class GetInfoResponse(_message.Message):
     DRAFT_LOAD_FIELD_NUMBER: _builtins.int
     PROPOSER_FIELD_NUMBER: _builtins.int
     NUM_RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
+    IS_TARGET_CONNECTED_FIELD_NUMBER: _builtins.int
+    IS_DRAFT_CONNECTED_FIELD_NUMBER: _builtins.int
     proposer: _builtins.str
     num_running_requests: _builtins.int
+    is_target_connected: _builtins.bool
+    """false: what is said of it is old"""
+    is_draft_connected: _builtins.bool
+    """as above; false as well when there is no draft service"""
     @_builtins.property
     def target(self) -> _common_pb2.ModelInfo: ...
     @_builtins.property
@@ -469,10 +475,12 @@ class GetInfoResponse(_message.Message):
         draft_load: _common_pb2.Load | None = ...,
         proposer: _builtins.str = ...,
         num_running_requests: _builtins.int = ...,
+        is_target_connected: _builtins.bool = ...,
+        is_draft_connected: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "draft_load", b"draft_load", "target", b"target", "target_load", b"target_load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "draft_load", b"draft_load", "num_running_requests", b"num_running_requests", "proposer", b"proposer", "target", b"target", "target_load", b"target_load"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "draft_load", b"draft_load", "is_draft_connected", b"is_draft_connected", "is_target_connected", b"is_target_connected", "num_running_requests", b"num_running_requests", "proposer", b"proposer", "target", b"target", "target_load", b"target_load"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
