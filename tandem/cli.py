@@ -11,6 +11,7 @@ import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem import cluster_options, generate_command, models
+from tandem.defaults import NUM_DRAFT_TOKENS
 from tandem.orchestrator.v1 import orchestrator_pb2, orchestrator_pb2_grpc
 from tandem.processes import LocalCluster, ServiceStartError, service_command
 from tandem.serving.channels import AddressError, open_channel
@@ -85,7 +86,7 @@ def up(
     dtype: cluster_options.Dtype = "float32",
     draft_model: cluster_options.DraftModel = None,
     prompt_lookup: cluster_options.PromptLookup = True,
-    num_draft_tokens: cluster_options.NumDraftTokens = 4,
+    num_draft_tokens: cluster_options.NumDraftTokens = NUM_DRAFT_TOKENS,
     threads: cluster_options.Threads = None,
     toy: cluster_options.Toy = None,
     host: Annotated[str, typer.Option(help="Where all three services listen.")] = "127.0.0.1",

@@ -127,6 +127,17 @@ class SessionSpec:
         """Ids that end the generation once min_tokens are out."""
         return self.stop_token_ids | self.eos_token_ids
 
+    @property
+    def effective_policy(self) -> VerificationPolicy:
+        """Greedy exactly when the temperature says so, else what the session asked for."""
+        return self.sampling.choose_policy(self.verification_policy)
+
+    @property
+    def uses_draft_probs(self) -> bool:
+        """Whether the session's proposals must carry the distribution each draft was sampled from."""
+        is_rejection = self.effective_policy is VerificationPolicy.REJECTION
+        return is_rejection and self.draft_probs_transport is DraftProbsTransport.SPARSE
+
 
 @dataclass(frozen=True, slots=True)
 class Stamp:

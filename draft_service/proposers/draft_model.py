@@ -24,6 +24,7 @@ from engine.backends.base import (
 from engine.sampling.draft_sampler import sample_drafts
 from engine.sampling.processors import needs_no_logits
 from engine.sampling.rows import Row
+from tandem.defaults import MAX_STEP_TOKENS
 from tandem.types import DraftProbsTransport, Proposal, SparseProbs
 
 ResultT = TypeVar("ResultT")
@@ -66,7 +67,11 @@ class DraftModelProposer:
     """Drafts with any engine that can truncate."""
 
     def __init__(
-        self, engine: SpeculativeEngine, model_id: str = "", vocab_hash: str = "", max_step_tokens: int = 512
+        self,
+        engine: SpeculativeEngine,
+        model_id: str = "",
+        vocab_hash: str = "",
+        max_step_tokens: int = MAX_STEP_TOKENS,
     ) -> None:
         require_speculation(engine.capabilities)
         self._engine = engine
