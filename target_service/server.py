@@ -1,10 +1,8 @@
 """The servicer: wire items to the session table, its answers back to the wire."""
 
-import asyncio
-import logging
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
@@ -16,16 +14,15 @@ from tandem.codec import (
     model_info_to_proto,
     proposal_from_proto,
     session_from_proto,
-    stamp_from_proto,
     stamp_to_proto,
     verdict_to_proto,
 )
+from tandem.serving.item_stream import serve_items
+from tandem.serving.items import Opened
 from tandem.target.v1 import target_pb2, target_pb2_grpc
-from tandem.types import PROTOCOL_VERSION, ErrorCode, ItemError, ModelInfo, Verdict
-from target_service.answers import Answer, Opened, StreamId
+from tandem.types import PROTOCOL_VERSION, ErrorCode, ItemError, ModelInfo, Stamp, Verdict
+from target_service.answers import Answer, StreamId
 from target_service.scheduler import Scheduler
-
-_log = logging.getLogger(__name__)
 
 SERVICE_NAME = "tandem.target.v1.TargetService"
 
@@ -69,49 +66,39 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             model=model_info_to_proto(self._info), load=load_to_proto(self._scheduler.table.load())
         )
 
-    async def Verify(  # noqa: N802 - the contract's name
+    def Verify(  # noqa: N802 - the contract's name
         self,
         request_iterator: AsyncIterator[target_pb2.VerifyRequest],
         context: _Context,  # noqa: ARG002
     ) -> AsyncIterator[target_pb2.VerifyResponse]:
-        stream_id, outbox = self._scheduler.open_stream()
-        reader = asyncio.create_task(self._read(stream_id, request_iterator))
-        try:
-            async with aclosing(outbox.batches()) as batches:
-                async for answers in batches:
-                    load = load_to_proto(self._scheduler.table.load())
-                    yield target_pb2.VerifyResponse(results=map(result_to_proto, answers), load=load)
-            if reader.done():
-                reader.result()  # a fault of reading ends the call with its status
-        finally:
-            reader.cancel()
-            self._scheduler.end_stream(stream_id)
+        stream = self._scheduler.open_stream()
+        return serve_items(request_iterator, stream, partial(self._take, stream.stream_id), self._response)
 
-    async def _read(self, stream_id: StreamId, request_iterator: AsyncIterator[target_pb2.VerifyRequest]) -> None:
-        """Take items until the peer sends no more."""
-        try:
-            async for request in request_iterator:
-                now_s = asyncio.get_running_loop().time()
-                for item in request.items:
-                    self._take(stream_id, item, now_s)
-                self._scheduler.wake()
-        finally:
-            self._scheduler.half_close_stream(stream_id)
-
-    def _take(self, stream_id: StreamId, item: target_pb2.VerifyItem, now_s: float) -> None:
-        """Decode one item and apply it; what is wrong with it becomes its answer."""
-        table, stamp = self._scheduler.table, stamp_from_proto(item.stamp)
-        deadline_s = now_s + item.deadline_ms / 1000 if item.deadline_ms else None
-        with table.answering(stream_id, stamp):
-            op = item.WhichOneof("op")
-            if op == "open":
+    def _take(
+        self,
+        stream_id: StreamId,
+        item: target_pb2.VerifyItem,
+        stamp: Stamp,
+        arrived_s: float,
+        deadline_s: float | None,
+    ) -> None:
+        """Decode one item and apply it."""
+        self._scheduler.wake()
+        table = self._scheduler.table
+        match item.WhichOneof("op"):
+            case "open":
                 table.open(stream_id, stamp, session_from_proto(item.open), deadline_s)
-            elif op == "verify":
-                table.verify(stream_id, stamp, proposal_from_proto(item.verify.proposal), now_s, deadline_s)
-            elif op == "close":
+            case "verify":
+                table.verify(stream_id, stamp, proposal_from_proto(item.verify.proposal), arrived_s, deadline_s)
+            case "close":
                 table.close(stream_id, stamp)
-            else:
-                raise ItemError(ErrorCode.INVALID_ARGUMENT, "item.op: one of open, verify and close must be set")
+            case _:
+                raise ItemError(ErrorCode.INVALID_ARGUMENT, "item.op: must be open, verify or close")
+
+    def _response(self, answers: list[Answer]) -> target_pb2.VerifyResponse:
+        """The answers, with the load of the moment."""
+        load = load_to_proto(self._scheduler.table.load())
+        return target_pb2.VerifyResponse(results=map(result_to_proto, answers), load=load)
 
 
 def result_to_proto(answer: Answer) -> target_pb2.VerifyResult:

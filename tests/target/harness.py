@@ -25,6 +25,7 @@ from tandem.prefix_hash import HashedTokens
 from tandem.serving.channels import MAX_INNER_MESSAGE_BYTES, open_channel, server_options
 from tandem.serving.compute import ComputeThread
 from tandem.serving.errors import LifecycleInterceptor
+from tandem.serving.items import Closed, Opened
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tandem.types import (
     Proposal,
@@ -35,7 +36,7 @@ from tandem.types import (
     Verdict,
     VerificationPolicy,
 )
-from target_service.answers import Answer, Closed, Opened, StreamId
+from target_service.answers import Answer, StreamId
 from target_service.limits import Limits
 from target_service.scheduler import Scheduler
 from target_service.server import TargetServicer, model_info
