@@ -49,7 +49,14 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     ) -> AsyncIterator[pb.ProposeResponse]:
         """Items in, whatever results there are out."""
         stream = self._service.open_stream()
-        return serve_items(request_iterator, stream, partial(_take, stream), self._response)
+        return serve_items(
+            request_iterator,
+            partial(_take, stream),
+            stream.outbox,
+            self._response,
+            is_settled=stream.is_settled,
+            end=stream.end,
+        )
 
     def _response(self, results: list[Result]) -> pb.ProposeResponse:
         """The results, with the load of the moment."""
@@ -61,16 +68,17 @@ def _take(
     stream: DraftStream, item: pb.ProposeItem, stamp: Stamp, arrived_s: float, deadline_s: float | None
 ) -> None:
     """Decode one item and apply it."""
-    match item.WhichOneof("op"):
-        case "open":
-            stream.open_session(stamp, codec.session_from_proto(item.open))
-        case "propose":
-            step = Step(item.propose.tail_start, tuple(item.propose.committed_token_ids))
-            stream.propose(stamp, step, item.propose.num_draft_tokens, arrived_s, deadline_s)
-        case "close":
-            stream.close_session(stamp)
-        case _:
-            raise ItemError(ErrorCode.INVALID_ARGUMENT, "item.op: must be open, propose or close")
+    with stream.answering(stamp):
+        match item.WhichOneof("op"):
+            case "open":
+                stream.open_session(stamp, codec.session_from_proto(item.open))
+            case "propose":
+                step = Step(item.propose.tail_start, tuple(item.propose.committed_token_ids))
+                stream.propose(stamp, step, item.propose.num_draft_tokens, arrived_s, deadline_s)
+            case "close":
+                stream.close_session(stamp)
+            case _:
+                raise ItemError(ErrorCode.INVALID_ARGUMENT, "item.op: must be open, propose or close")
 
 
 def _result_to_proto(result: Result) -> pb.ProposeResult:

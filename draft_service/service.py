@@ -66,8 +66,7 @@ class DraftService:
         self._num_stale = 0
         self._keys = count(1)
         self._streams: set[DraftStream] = set()
-        self._has_no_sessions = asyncio.Event()
-        self._has_no_sessions.set()
+        self._has_closed = asyncio.Event()
         self._is_draining = False
         self._incarnation = secrets.randbits(64)
 
@@ -149,25 +148,20 @@ class DraftService:
     def forget(self, keys: Sequence[SessionKey]) -> None:
         """These sessions were closed."""
         self.batcher.forget(keys)
-        self.sessions_changed()
+        self._has_closed.set()
 
     def count_stale(self) -> None:
         """An item was dropped."""
         self._num_stale += 1
-
-    def sessions_changed(self) -> None:
-        """Some session was opened or closed."""
-        if self.num_sessions:
-            self._has_no_sessions.clear()
-        else:
-            self._has_no_sessions.set()
 
     async def drain(self, grace_s: float) -> None:
         """Tell every answer's reader to open nothing more here, wait for open sessions, then end the streams."""
         self._is_draining = True
         try:
             async with asyncio.timeout(grace_s):
-                await self._has_no_sessions.wait()
+                while self.num_sessions:
+                    self._has_closed.clear()
+                    await self._has_closed.wait()
         except TimeoutError:
             _log.info("%d sessions are still open after %g s", self.num_sessions, grace_s)
         for stream in self._streams:
@@ -201,7 +195,6 @@ class DraftStream:
             self._service.forget(self._table.close(stamp))
             self._service.check_room()
             self._table.open(stamp, spec)
-            self._service.sessions_changed()
         self.outbox.put(Result(stamp, Opened()))
 
     def propose(

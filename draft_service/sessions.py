@@ -13,7 +13,7 @@ from draft_service.proposers.base import SessionKey
 from tandem.prefix_hash import HashedTokens, extend_prefix_hash
 from tandem.serving.items import StaleItemError, check_prefix, check_step, unknown_session
 from tandem.types import ErrorCode, ItemError, SessionId, SessionSpec, Stamp
-from tandem.validation import check_token_ids
+from tandem.validation import InvalidArgumentError, check_token_ids
 
 
 @dataclass(slots=True)
@@ -39,20 +39,19 @@ class Session:
     def begin(self, stamp: Stamp, step: "Step", vocab_size: int) -> None:
         """Take up a new round: the session's tokens become the stamp's, in one go or not at all.
 
-        ItemError PREFIX_MISMATCH or INVALID_ARGUMENT, InvalidArgumentError: nothing has changed.
+        ItemError PREFIX_MISMATCH, InvalidArgumentError: nothing has changed.
         """
         tokens, tail = self.tokens, step.committed_token_ids
         if step.tail_start + len(tail) != stamp.committed_len:
-            raise ItemError(
-                ErrorCode.INVALID_ARGUMENT,
-                f"propose.tail_start: {step.tail_start} + {len(tail)} committed_token_ids is not "
-                f"stamp.committed_len {stamp.committed_len}",
+            raise InvalidArgumentError(
+                "propose.tail_start",
+                f"{step.tail_start} + {len(tail)} committed_token_ids is not stamp.committed_len {stamp.committed_len}",
             )
         if not self.spec.prompt_len <= stamp.committed_len <= self.spec.max_len:
-            raise ItemError(
-                ErrorCode.INVALID_ARGUMENT,
-                f"stamp.committed_len: {stamp.committed_len} is outside "
-                f"{self.spec.prompt_len}..{self.spec.max_len} (prompt .. prompt + max_tokens)",
+            raise InvalidArgumentError(
+                "stamp.committed_len",
+                f"{stamp.committed_len} is outside {self.spec.prompt_len}..{self.spec.max_len} "
+                "(prompt .. prompt + max_tokens)",
             )
         check_token_ids("propose.committed_token_ids", tail, vocab_size)
         if step.tail_start > len(tokens):

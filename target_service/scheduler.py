@@ -3,12 +3,10 @@
 import asyncio
 import itertools
 import logging
-from contextlib import AbstractContextManager
 
 from engine.backends.base import SpeculativeEngine, require_speculation
 from tandem.serving.compute import ComputeThread
 from tandem.serving.item_stream import Outbox
-from tandem.types import Stamp
 from target_service.answers import Answer, StreamId
 from target_service.limits import Limits
 from target_service.step import StepPlan
@@ -30,22 +28,21 @@ class Scheduler:
         self.table = SessionTable(engine.capabilities, engine.kv_usage(), limits, self._deliver)
         self._verifier = Verifier(engine)
         self._compute = compute
-        self._streams: dict[StreamId, TargetStream] = {}
+        self._outboxes: dict[StreamId, Outbox[Answer]] = {}
         self._stream_ids = itertools.count(1)
         self._wake = asyncio.Event()
         self._is_empty = asyncio.Event()
 
-    def open_stream(self) -> "TargetStream":
-        """A new stream; the caller ends it."""
-        stream = TargetStream(self, StreamId(next(self._stream_ids)))
-        self._streams[stream.stream_id] = stream
-        return stream
+    def open_stream(self) -> tuple[StreamId, Outbox[Answer]]:
+        """A new stream and the outbox its answers come to."""
+        stream_id = StreamId(next(self._stream_ids))
+        self._outboxes[stream_id] = Outbox()
+        return stream_id, self._outboxes[stream_id]
 
-    def end_stream(self, stream: "TargetStream") -> None:
+    def end_stream(self, stream_id: StreamId) -> None:
         """The peer is gone: free its sessions and drop what is still on its way to it."""
-        del self._streams[stream.stream_id]
-        stream.outbox.close()
-        self.table.end_stream(stream.stream_id)
+        self._outboxes.pop(stream_id).close()
+        self.table.end_stream(stream_id)
         self.wake()
 
     def wake(self) -> None:
@@ -74,8 +71,8 @@ class Scheduler:
             await asyncio.wait_for(self._is_empty.wait(), grace_s)
         except TimeoutError:
             _log.warning("%d sessions were still open after %g s of draining", len(self.table), grace_s)
-        for stream in self._streams.values():
-            stream.outbox.close()
+        for outbox in self._outboxes.values():
+            outbox.close()
 
     def close(self) -> None:
         """Wait for the compute thread and end it."""
@@ -103,26 +100,6 @@ class Scheduler:
 
     def _deliver(self, stream_id: StreamId, answer: Answer) -> None:
         """To the stream's outbox; nowhere once the stream has ended."""
-        if stream_id in self._streams:
-            self._streams[stream_id].outbox.put(answer)
-
-
-class TargetStream:
-    """One orchestrator's stream: its sessions are the table's, its answers come to its outbox."""
-
-    def __init__(self, scheduler: Scheduler, stream_id: StreamId) -> None:
-        self.stream_id = stream_id
-        self.outbox: Outbox[Answer] = Outbox()
-        self._scheduler = scheduler
-
-    def answering(self, stamp: Stamp) -> AbstractContextManager[None]:
-        """Turn whatever goes wrong inside into the item's answer."""
-        return self._scheduler.table.answering(self.stream_id, stamp)
-
-    def is_settled(self) -> bool:
-        """Whether every item has its answer."""
-        return self._scheduler.table.is_settled(self.stream_id)
-
-    def end(self) -> None:
-        """The peer is gone."""
-        self._scheduler.end_stream(self)
+        outbox = self._outboxes.get(stream_id)
+        if outbox is not None:
+            outbox.put(answer)

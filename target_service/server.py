@@ -71,8 +71,15 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         request_iterator: AsyncIterator[target_pb2.VerifyRequest],
         context: _Context,  # noqa: ARG002
     ) -> AsyncIterator[target_pb2.VerifyResponse]:
-        stream = self._scheduler.open_stream()
-        return serve_items(request_iterator, stream, partial(self._take, stream.stream_id), self._response)
+        stream_id, outbox = self._scheduler.open_stream()
+        return serve_items(
+            request_iterator,
+            partial(self._take, stream_id),
+            outbox,
+            self._response,
+            is_settled=partial(self._scheduler.table.is_settled, stream_id),
+            end=partial(self._scheduler.end_stream, stream_id),
+        )
 
     def _take(
         self,
@@ -83,17 +90,19 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         deadline_s: float | None,
     ) -> None:
         """Decode one item and apply it."""
-        self._scheduler.wake()
         table = self._scheduler.table
-        match item.WhichOneof("op"):
-            case "open":
-                table.open(stream_id, stamp, session_from_proto(item.open), deadline_s)
-            case "verify":
-                table.verify(stream_id, stamp, proposal_from_proto(item.verify.proposal), arrived_s, deadline_s)
-            case "close":
-                table.close(stream_id, stamp)
-            case _:
-                raise ItemError(ErrorCode.INVALID_ARGUMENT, "item.op: must be open, verify or close")
+        with table.answering(stream_id, stamp):
+            match item.WhichOneof("op"):
+                case "open":
+                    table.open(stream_id, stamp, session_from_proto(item.open), deadline_s)
+                case "verify":
+                    proposal = proposal_from_proto(item.verify.proposal)
+                    table.verify(stream_id, stamp, proposal, arrived_s, deadline_s)
+                case "close":
+                    table.close(stream_id, stamp)
+                case _:
+                    raise ItemError(ErrorCode.INVALID_ARGUMENT, "item.op: must be open, verify or close")
+        self._scheduler.wake()
 
     def _response(self, answers: list[Answer]) -> target_pb2.VerifyResponse:
         """The answers, with the load of the moment."""

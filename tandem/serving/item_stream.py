@@ -1,18 +1,18 @@
 """The serving side of a multiplexed stream: many sessions' items in, batches of results out."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from contextlib import AbstractContextManager, aclosing
-from typing import Generic, Protocol, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, Generic, TypeVar
 
 from tandem import codec
-from tandem.common.v1 import common_pb2
 from tandem.types import Stamp
 
-ItemT = TypeVar("ItemT", bound="WireItem")
-ItemT_co = TypeVar("ItemT_co", bound="WireItem", covariant=True)
 ResultT = TypeVar("ResultT")
 ResponseT = TypeVar("ResponseT")
+
+# Applies one item: the item, its stamp, when it arrived, and its deadline if it has one, on the event loop's clock.
+Take = Callable[[Any, Stamp, float, float | None], None]
 
 
 class Outbox(Generic[ResultT]):
@@ -52,85 +52,47 @@ class Outbox(Generic[ResultT]):
                 self._wake.set()
 
 
-class WireItem(Protocol):
-    """What every item carries, whatever it asks for."""
-
-    @property
-    def stamp(self) -> common_pb2.Stamp: ...
-
-    @property
-    def deadline_ms(self) -> int: ...
-
-
-class WireRequest(Protocol[ItemT_co]):
-    """A message of items."""
-
-    @property
-    def items(self) -> Iterable[ItemT_co]: ...
-
-
-class ItemStream(Protocol[ResultT]):
-    """A service's end of one stream."""
-
-    @property
-    def outbox(self) -> Outbox[ResultT]: ...
-
-    def answering(self, stamp: Stamp) -> AbstractContextManager[None]:
-        """Turn whatever goes wrong inside into the item's answer."""
-        ...
-
-    def is_settled(self) -> bool:
-        """Whether every item has its answer; whatever makes it true has put one into the outbox."""
-        ...
-
-    def end(self) -> None:
-        """Free the stream's sessions."""
-        ...
-
-
-Take = Callable[
-    [ItemT, Stamp, float, float | None], None
-]  # an item, its stamp, arrival and deadline in loop seconds
-
-
 async def serve_items(
-    requests: AsyncIterator[WireRequest[ItemT]],
-    stream: ItemStream[ResultT],
-    take: Take[ItemT],
+    requests: AsyncIterator[Any],
+    take: Take,
+    outbox: Outbox[ResultT],
     to_response: Callable[[list[ResultT]], ResponseT],
+    *,
+    is_settled: Callable[[], bool],
+    end: Callable[[], None],
 ) -> AsyncGenerator[ResponseT, None]:
-    """Take items as they come and yield responses until the outbox is closed, then free the stream's sessions.
+    """Take the items of `requests` and yield responses until the outbox is closed; then `end` frees the sessions.
 
-    A peer that sends no more still gets every answer, then the end. A fault of reading raises after those answers,
-    so that the call ends with its status; a fault of one item is that item's answer.
+    A peer that sends no more still gets every answer, then the end. A fault of reading is raised after those
+    answers, so that the call ends with its status; a fault of one item is its answer, and `take` raises none.
+
+    Args:
+        is_settled: whether every item has its answer; the answer that makes it true is in the outbox.
     """
 
-    def end_when_settled(_: object = None) -> None:
-        if reader.done() and stream.is_settled():
-            stream.outbox.close()
+    def close_when_settled(_: object = None) -> None:
+        if reader.done() and is_settled():
+            outbox.close()
 
-    reader = asyncio.create_task(_read(requests, stream, take))
-    reader.add_done_callback(end_when_settled)
+    reader = asyncio.create_task(_read(requests, take))
+    reader.add_done_callback(close_when_settled)
     try:
-        async with aclosing(stream.outbox.batches()) as batches:
+        async with aclosing(outbox.batches()) as batches:
             async for results in batches:
                 yield to_response(results)
-                end_when_settled()
+                close_when_settled()
         if reader.done():
             reader.result()
     finally:
         reader.cancel()
-        stream.end()
+        end()
         await asyncio.gather(reader, return_exceptions=True)
 
 
-async def _read(
-    requests: AsyncIterator[WireRequest[ItemT]], stream: ItemStream[ResultT], take: Take[ItemT]
-) -> None:
+async def _read(requests: AsyncIterator[Any], take: Take) -> None:
     """Every item of every message, until the peer sends no more."""
     async for request in requests:
-        arrived_s = asyncio.get_running_loop().time()
+        now_s = asyncio.get_running_loop().time()
         for item in request.items:
-            stamp = codec.stamp_from_proto(item.stamp)
-            with stream.answering(stamp):
-                take(item, stamp, arrived_s, arrived_s + item.deadline_ms / 1000 if item.deadline_ms else None)
+            deadline_s = now_s + item.deadline_ms / 1000 if item.deadline_ms else None
+            take(item, codec.stamp_from_proto(item.stamp), now_s, deadline_s)

@@ -302,7 +302,7 @@ def test_a_stream_cancelled_during_a_step_frees_its_sessions_and_blocks() -> Non
             assert engine.kv_usage().used_blocks > 0
             engine.go.set()
             await service.until_idle()
-            assert not service.scheduler._streams
+            assert not service.scheduler._outboxes
 
     asyncio.run(main())
     assert not engine._sequences
