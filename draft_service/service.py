@@ -227,8 +227,7 @@ class DraftStream:
         self, session: Session, stamp: Stamp, num_draft_tokens: int, arrived_s: float, deadline_s: float | None
     ) -> None:
         """Queue the round, unless no draft can be of use."""
-        limit = self._service.limits.max_draft_tokens
-        num_drafts = session.num_draft_tokens(num_draft_tokens, limit)
+        num_drafts = session.num_draft_tokens(num_draft_tokens, self._service.limits.max_draft_tokens)
         if num_drafts == 0:
             self._deliver(session, stamp, Proposal(), ItemTiming())
             return
