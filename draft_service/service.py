@@ -9,7 +9,7 @@ import logging
 import secrets
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 
@@ -21,7 +21,6 @@ from tandem.serving.compute import ComputeThread
 from tandem.serving.item_stream import Outbox
 from tandem.serving.items import Closed, Opened, answering, draining
 from tandem.types import (
-    PROTOCOL_VERSION,
     ErrorCode,
     ItemError,
     ItemTiming,
@@ -61,7 +60,7 @@ class DraftService:
     def __init__(self, proposer: Proposer, limits: DraftLimits, compute: ComputeThread) -> None:
         self.limits = limits
         self.capabilities = proposer.capabilities
-        self.vocab_size = self.capabilities.vocab_size or _ANY_VOCABULARY
+        self.vocab_size = self.capabilities.model.vocab_size or _ANY_VOCABULARY
         self.batcher = Batcher(proposer, self.vocab_size, compute)
         self._num_stale = 0
         self._keys = count(1)
@@ -93,21 +92,8 @@ class DraftService:
     @property
     def model_info(self) -> ModelInfo:
         """The handshake; vocabulary size 0 and hash "" when any will do."""
-        what = self.capabilities
-        return ModelInfo(
-            protocol_version=PROTOCOL_VERSION,
-            model_id=what.model_id,
-            vocab_size=what.vocab_size,
-            vocab_hash=what.vocab_hash,
-            max_context=what.max_context,
-            backend=what.backend,
-            dtype=what.dtype,
-            device=what.device,
-            numerics_fingerprint=what.numerics_fingerprint,
-            deterministic=what.deterministic,
-            max_draft_tokens=self.limits.max_draft_tokens,
-            incarnation=self._incarnation,
-        )
+        model, limit = self.capabilities.model, self.limits.max_draft_tokens
+        return replace(model, max_draft_tokens=limit, incarnation=self._incarnation)
 
     def open_stream(self) -> "DraftStream":
         """A stream of sessions; the caller closes it."""

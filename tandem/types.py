@@ -207,15 +207,15 @@ class Load:
 class ModelInfo:
     """The handshake: what a replica serves."""
 
-    protocol_version: int
-    model_id: str
-    vocab_size: int  # 0: any vocabulary
-    vocab_hash: str  # empty: any vocabulary
-    max_context: int  # 0: no limit of its own
-    backend: str
-    dtype: str
-    device: str
-    numerics_fingerprint: str
-    deterministic: bool
-    max_draft_tokens: int
-    incarnation: int
+    protocol_version: int = PROTOCOL_VERSION
+    model_id: str = ""
+    vocab_size: int = 0  # 0: any vocabulary
+    vocab_hash: str = ""  # of the id -> bytes table; empty: any vocabulary
+    max_context: int = 0  # 0: no limit of its own
+    backend: str = ""
+    dtype: str = ""
+    device: str = ""
+    numerics_fingerprint: str = ""
+    deterministic: bool = True  # the same input gives the same output, whatever else is in the batch
+    max_draft_tokens: int = 0
+    incarnation: int = 0

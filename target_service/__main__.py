@@ -34,17 +34,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--max-sessions", type=positive_int, default=limits.max_sessions, help="most sessions running at once"
     )
     group.add_argument(
-        "--max-waiting-sessions",
-        type=int,
-        default=limits.max_waiting_sessions,
-        help="most sessions queued",
+        "--max-waiting-sessions", type=int, default=limits.max_waiting_sessions, help="most sessions queued"
     )
-    group.add_argument(
-        "--max-draft-tokens",
-        type=int,
-        default=limits.max_draft_tokens,
-        help="most drafts a round",
-    )
+    group.add_argument("--max-draft-tokens", type=int, default=limits.max_draft_tokens, help="most drafts a round")
     add_engine_arguments(parser)
     return parser
 

@@ -2,25 +2,18 @@
 
 import secrets
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
 
 from engine.backends.base import EngineCapabilities
-from tandem.codec import (
-    error_to_proto,
-    load_to_proto,
-    model_info_to_proto,
-    proposal_from_proto,
-    session_from_proto,
-    stamp_to_proto,
-    verdict_to_proto,
-)
+from tandem import codec
 from tandem.serving.item_stream import serve_items
 from tandem.serving.items import Opened
 from tandem.target.v1 import target_pb2, target_pb2_grpc
-from tandem.types import PROTOCOL_VERSION, ErrorCode, ItemError, ModelInfo, Stamp, Verdict
+from tandem.types import ErrorCode, ItemError, ModelInfo, Stamp, Verdict
 from target_service.answers import Answer, StreamId
 from target_service.scheduler import Scheduler
 
@@ -34,20 +27,8 @@ def model_info(
     capabilities: EngineCapabilities, model_id: str, vocab_hash: str, max_draft_tokens: int
 ) -> ModelInfo:
     """The handshake of this process."""
-    return ModelInfo(
-        protocol_version=PROTOCOL_VERSION,
-        model_id=model_id,
-        vocab_size=capabilities.vocab_size,
-        vocab_hash=vocab_hash,
-        max_context=capabilities.max_context,
-        backend=capabilities.backend,
-        dtype=capabilities.dtype,
-        device=capabilities.device,
-        numerics_fingerprint=capabilities.numerics_fingerprint,
-        deterministic=capabilities.deterministic,
-        max_draft_tokens=max_draft_tokens,
-        incarnation=secrets.randbits(64),
-    )
+    info = capabilities.model_info(model_id, vocab_hash)
+    return replace(info, max_draft_tokens=max_draft_tokens, incarnation=secrets.randbits(64))
 
 
 class TargetServicer(target_pb2_grpc.TargetServiceServicer):
@@ -63,7 +44,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         context: _Context,  # noqa: ARG002
     ) -> target_pb2.GetInfoResponse:
         return target_pb2.GetInfoResponse(
-            model=model_info_to_proto(self._info), load=load_to_proto(self._scheduler.table.load())
+            model=codec.model_info_to_proto(self._info), load=codec.load_to_proto(self._scheduler.table.load())
         )
 
     def Verify(  # noqa: N802 - the contract's name
@@ -94,9 +75,9 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         with table.answering(stream_id, stamp):
             match item.WhichOneof("op"):
                 case "open":
-                    table.open(stream_id, stamp, session_from_proto(item.open), deadline_s)
+                    table.open(stream_id, stamp, codec.session_from_proto(item.open), deadline_s)
                 case "verify":
-                    proposal = proposal_from_proto(item.verify.proposal)
+                    proposal = codec.proposal_from_proto(item.verify.proposal)
                     table.verify(stream_id, stamp, proposal, arrived_s, deadline_s)
                 case "close":
                     table.close(stream_id, stamp)
@@ -106,17 +87,17 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 
     def _response(self, answers: list[Answer]) -> target_pb2.VerifyResponse:
         """The answers, with the load of the moment."""
-        load = load_to_proto(self._scheduler.table.load())
+        load = codec.load_to_proto(self._scheduler.table.load())
         return target_pb2.VerifyResponse(results=map(result_to_proto, answers), load=load)
 
 
 def result_to_proto(answer: Answer) -> target_pb2.VerifyResult:
     """One answer as it travels."""
-    stamp, outcome = stamp_to_proto(answer.stamp), answer.outcome
+    stamp, outcome = codec.stamp_to_proto(answer.stamp), answer.outcome
     if isinstance(outcome, Verdict):
-        return target_pb2.VerifyResult(stamp=stamp, verdict=verdict_to_proto(outcome))
+        return target_pb2.VerifyResult(stamp=stamp, verdict=codec.verdict_to_proto(outcome))
     if isinstance(outcome, ItemError):
-        return target_pb2.VerifyResult(stamp=stamp, error=error_to_proto(outcome))
+        return target_pb2.VerifyResult(stamp=stamp, error=codec.error_to_proto(outcome))
     if isinstance(outcome, Opened):
         return target_pb2.VerifyResult(stamp=stamp, opened=target_pb2.SessionOpened())
     return target_pb2.VerifyResult(stamp=stamp, closed=target_pb2.SessionClosed())

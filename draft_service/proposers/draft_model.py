@@ -84,21 +84,12 @@ class DraftModelProposer:
 
     @property
     def capabilities(self) -> ProposerCapabilities:
-        engine = self._engine.capabilities
         return ProposerCapabilities(
             name="draft_model",
             graph_safe=False,
             needs_hidden_states=False,
             transports=frozenset(DraftProbsTransport),
-            vocab_size=engine.vocab_size,
-            vocab_hash=self._vocab_hash,
-            max_context=engine.max_context,
-            model_id=self._model_id,
-            backend=engine.backend,
-            dtype=engine.dtype,
-            device=engine.device,
-            numerics_fingerprint=engine.numerics_fingerprint,
-            deterministic=engine.deterministic,
+            model=self._engine.capabilities.model_info(self._model_id, self._vocab_hash),
         )
 
     def propose(self, batch: Sequence[ProposeInput]) -> list[Proposal]:

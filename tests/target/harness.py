@@ -14,13 +14,7 @@ from engine.backends.toy_backend import LogitsOf, ToyEngine, hashed_logits
 from engine.sampling.processors import process
 from engine.sampling.rows import Row
 from engine.sampling.sampler import sample
-from tandem.codec import (
-    error_from_proto,
-    proposal_to_proto,
-    stamp_from_proto,
-    stamp_to_proto,
-    verdict_from_proto,
-)
+from tandem import codec
 from tandem.serving.compute import ComputeThread
 from tandem.serving.items import Closed, Opened
 from tandem.target.v1 import target_pb2, target_pb2_grpc
@@ -163,7 +157,7 @@ class Client:
         futures = []
         for item in items:
             future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-            self.waiting[stamp_from_proto(item.stamp)] = future
+            self.waiting[codec.stamp_from_proto(item.stamp)] = future
             futures.append(future)
         async with self.writing:
             await self.call.write(target_pb2.VerifyRequest(items=items))
@@ -178,15 +172,15 @@ class Client:
         async for response in self.call:
             self.responses.append(response)
             for result in response.results:
-                self.waiting.pop(stamp_from_proto(result.stamp)).set_result(_outcome(result))
+                self.waiting.pop(codec.stamp_from_proto(result.stamp)).set_result(_outcome(result))
 
 
 def _outcome(result: target_pb2.VerifyResult) -> object:
     kind = result.WhichOneof("outcome")
     if kind == "verdict":
-        return verdict_from_proto(result.verdict)
+        return codec.verdict_from_proto(result.verdict)
     if kind == "error":
-        return error_from_proto(result.error)
+        return codec.error_from_proto(result.error)
     return Opened() if kind == "opened" else Closed()
 
 
@@ -199,8 +193,8 @@ def verify_item(
 ) -> target_pb2.VerifyItem:
     if not isinstance(proposal, Proposal):
         proposal = Proposal(tuple(proposal))
-    step = target_pb2.VerifyStep(proposal=proposal_to_proto(proposal))
-    return target_pb2.VerifyItem(stamp=stamp_to_proto(mark), verify=step, deadline_ms=deadline_ms)
+    step = target_pb2.VerifyStep(proposal=codec.proposal_to_proto(proposal))
+    return target_pb2.VerifyItem(stamp=codec.stamp_to_proto(mark), verify=step, deadline_ms=deadline_ms)
 
 
 @dataclass
