@@ -18,9 +18,7 @@ DraftModel = Annotated[
     str | None, typer.Option(help="Draft with this model (name or path; the target's own is allowed).")
 ]
 PromptLookup = Annotated[bool, typer.Option(help="Draft by prompt lookup when there is no draft model.")]
-NumDraftTokens = Annotated[
-    int, typer.Option(min=0, max=MAX_DRAFT_TOKENS, help="Most drafts a round; 0: no speculation.")
-]
+NumDraftTokens = Annotated[int, typer.Option(min=0, max=MAX_DRAFT_TOKENS, help="Most drafts a round; 0: none.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Compute threads of each model service.")]
 Toy = Annotated[str | None, typer.Option(help="A toy engine instead of a model, e.g. hashed:vocab=512,seed=3.")]
 
