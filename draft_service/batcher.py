@@ -9,7 +9,8 @@ from draft_service.proposers.base import ProposeInput, Proposer, SessionKey
 from draft_service.trimming import trim_proposal
 from engine.backends.base import KvUsage
 from tandem.serving.compute import ComputeThread
-from tandem.types import ErrorCode, ItemError, ItemTiming, Proposal
+from tandem.serving.items import deadline_exceeded, internal_error
+from tandem.types import ItemError, ItemTiming, Proposal
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class Batcher:
             if not waiting.is_wanted():
                 continue
             if waiting.deadline_s is not None and now_s > waiting.deadline_s:
-                error = ItemError(ErrorCode.DEADLINE_EXCEEDED, "deadline_ms passed before drafting began")
+                error = deadline_exceeded("waiting to be drafted for")
                 waiting.deliver(error, ItemTiming(queue_us=int((now_s - waiting.arrived_s) * 1e6)))
             else:
                 batch.append(waiting)
@@ -106,7 +107,7 @@ class Batcher:
                 answers.append(trim_proposal(proposal, item, self._vocab_size))
         except Exception:  # noqa: BLE001 - a bug of a proposer costs its batch the drafts, never the service
             _log.exception("the proposer failed for a batch of %d", len(batch))
-            answers = [ItemError(ErrorCode.INTERNAL, "internal error") for _ in batch]
+            answers = [internal_error() for _ in batch]
             self._forget_now([item.session_key for item in batch])
         return answers, self._proposer.kv_usage()
 

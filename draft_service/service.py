@@ -8,18 +8,19 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 
 from draft_service.batcher import Answer, Batcher, WaitingRound
 from draft_service.proposers.base import ProposeInput, Proposer, SessionKey
-from draft_service.sessions import Dropped, Session, SessionTable, Step
+from draft_service.sessions import Session, SessionTable, Step
+from tandem.defaults import MAX_DRAFT_TOKENS, MAX_SESSIONS
 from tandem.serving.compute import ComputeThread
 from tandem.serving.item_stream import Outbox
+from tandem.serving.items import Closed, Opened, answering, draining
 from tandem.types import (
-    PROTOCOL_VERSION,
     ErrorCode,
     ItemError,
     ItemTiming,
@@ -40,15 +41,8 @@ _ANY_CONTEXT = 2**33  # the draft's own context refuses nobody: past its end it 
 class DraftLimits:
     """What the service grants."""
 
-    max_draft_tokens: int = 16  # a round
-    max_sessions: int = 256  # of all streams together
-
-
-class Done(Enum):
-    """An item that has no value for an answer is done."""
-
-    OPENED = "opened"
-    CLOSED = "closed"
+    max_draft_tokens: int = MAX_DRAFT_TOKENS  # a round
+    max_sessions: int = MAX_SESSIONS  # of all streams together
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +50,7 @@ class Result:
     """The answer to one item."""
 
     stamp: Stamp
-    outcome: Answer | Done
+    outcome: Opened | Closed | Answer
     timing: ItemTiming = field(default_factory=ItemTiming)
 
 
@@ -66,13 +60,12 @@ class DraftService:
     def __init__(self, proposer: Proposer, limits: DraftLimits, compute: ComputeThread) -> None:
         self.limits = limits
         self.capabilities = proposer.capabilities
-        self.vocab_size = self.capabilities.vocab_size or _ANY_VOCABULARY
+        self.vocab_size = self.capabilities.model.vocab_size or _ANY_VOCABULARY
         self.batcher = Batcher(proposer, self.vocab_size, compute)
-        self.num_stale = 0
+        self._num_stale = 0
         self._keys = count(1)
         self._streams: set[DraftStream] = set()
-        self._has_no_sessions = asyncio.Event()
-        self._has_no_sessions.set()
+        self._has_closed = asyncio.Event()
         self._is_draining = False
         self._incarnation = secrets.randbits(64)
 
@@ -93,33 +86,41 @@ class DraftService:
             draining=self._is_draining,
             used_blocks=used,
             total_blocks=total,
-            stale_items=self.num_stale,
+            stale_items=self._num_stale,
         )
 
     @property
     def model_info(self) -> ModelInfo:
         """The handshake; vocabulary size 0 and hash "" when any will do."""
-        what = self.capabilities
-        return ModelInfo(
-            protocol_version=PROTOCOL_VERSION,
-            model_id=what.model_id,
-            vocab_size=what.vocab_size,
-            vocab_hash=what.vocab_hash,
-            max_context=what.max_context,
-            backend=what.backend,
-            dtype=what.dtype,
-            device=what.device,
-            numerics_fingerprint=what.numerics_fingerprint,
-            deterministic=what.deterministic,
-            max_draft_tokens=self.limits.max_draft_tokens,
-            incarnation=self._incarnation,
-        )
+        model, limit = self.capabilities.model, self.limits.max_draft_tokens
+        return replace(model, max_draft_tokens=limit, incarnation=self._incarnation)
 
     def open_stream(self) -> "DraftStream":
         """A stream of sessions; the caller closes it."""
         stream = DraftStream(self)
         self._streams.add(stream)
         return stream
+
+    def check_spec(self, spec: SessionSpec) -> None:
+        """Raise ItemError or InvalidArgumentError for a session that this replica can never serve."""
+        check_session(spec, _ANY_VOCABULARY, _ANY_CONTEXT)
+        check_token_ids("prompt", spec.token_ids, self.vocab_size)
+        served = self.capabilities.transports
+        if spec.draft_probs_transport not in served:
+            raise ItemError(
+                ErrorCode.UNIMPLEMENTED,
+                f"draft_probs_transport {spec.draft_probs_transport.value!r} is not served by proposer "
+                f"{self.capabilities.name!r}; it serves: {', '.join(sorted(one.value for one in served))}",
+            )
+
+    def check_room(self) -> None:
+        """Raise ItemError NO_CAPACITY while no session can be opened."""
+        if self._is_draining:
+            raise draining()
+        if self.num_sessions >= self.limits.max_sessions:
+            raise ItemError(
+                ErrorCode.NO_CAPACITY, f"{self.num_sessions} sessions are open, the limit of this replica"
+            )
 
     def new_key(self) -> SessionKey:
         """A key that no session had before."""
@@ -133,21 +134,20 @@ class DraftService:
     def forget(self, keys: Sequence[SessionKey]) -> None:
         """These sessions were closed."""
         self.batcher.forget(keys)
-        self.sessions_changed()
+        self._has_closed.set()
 
-    def sessions_changed(self) -> None:
-        """Some session was opened or closed."""
-        if self.num_sessions:
-            self._has_no_sessions.clear()
-        else:
-            self._has_no_sessions.set()
+    def count_stale(self) -> None:
+        """An item was dropped."""
+        self._num_stale += 1
 
     async def drain(self, grace_s: float) -> None:
         """Tell every answer's reader to open nothing more here, wait for open sessions, then end the streams."""
         self._is_draining = True
         try:
             async with asyncio.timeout(grace_s):
-                await self._has_no_sessions.wait()
+                while self.num_sessions:
+                    self._has_closed.clear()
+                    await self._has_closed.wait()
         except TimeoutError:
             _log.info("%d sessions are still open after %g s", self.num_sessions, grace_s)
         for stream in self._streams:
@@ -163,75 +163,65 @@ class DraftStream:
     def __init__(self, service: DraftService) -> None:
         self.outbox: Outbox[Result] = Outbox()
         self._service = service
-        self._table = SessionTable(service.new_key, service.vocab_size)
+        self._table = SessionTable(service.new_key)
 
     @property
     def num_sessions(self) -> int:
         """Open sessions of this stream."""
         return len(self._table)
 
-    def open_session(self, stamp: Stamp, spec: SessionSpec) -> None:
-        """Take a session up, in place of an earlier epoch of it."""
-        service = self._service
-        check_session(spec, _ANY_VOCABULARY, _ANY_CONTEXT)
-        check_token_ids("prompt", spec.token_ids, service.vocab_size)
-        served = service.capabilities.transports
-        if spec.draft_probs_transport not in served:
-            raise ItemError(
-                ErrorCode.UNIMPLEMENTED,
-                f"draft_probs_transport {spec.draft_probs_transport.value!r} is not served by proposer "
-                f"{service.capabilities.name!r}; it serves: {', '.join(sorted(one.value for one in served))}",
-            )
-        if stamp.session_id not in self._table and service.num_sessions >= service.limits.max_sessions:
-            raise ItemError(
-                ErrorCode.NO_CAPACITY, f"{service.num_sessions} sessions are open, the limit of this replica"
-            )
-        replaced = self._table.open(stamp, spec)
-        if replaced is Dropped.STALE:
-            service.num_stale += 1
-            return
-        service.forget([replaced] if isinstance(replaced, int) else [])
-        self.outbox.put(Result(stamp, Done.OPENED))
+    def answering(self, stamp: Stamp) -> AbstractContextManager[None]:
+        """Turn whatever goes wrong inside into the item's answer."""
+        return answering(stamp, lambda error: self.outbox.put(Result(stamp, error)), self._service.count_stale)
 
-    def propose(self, stamp: Stamp, step: Step, num_draft_tokens: int, deadline_ms: int = 0) -> None:
-        """Take a round up: go back to the stamp's tokens and queue for drafting; `deadline_ms` 0 is none."""
-        taken = self._table.step(stamp, step)
-        if isinstance(taken, Session):
-            self._submit(taken, stamp, num_draft_tokens, deadline_ms)
-        elif isinstance(taken, Proposal | ItemError):
-            self.outbox.put(Result(stamp, taken))
-        elif taken is Dropped.STALE:
-            self._service.num_stale += 1
+    def open_session(self, stamp: Stamp, spec: SessionSpec) -> None:
+        """Take a session up, or answer a repeat; an earlier epoch of it is freed."""
+        self._service.check_spec(spec)
+        if not self._table.is_open(stamp):
+            self._service.forget(self._table.close(stamp))
+            self._service.check_room()
+            self._table.open(stamp, spec)
+        self.outbox.put(Result(stamp, Opened()))
+
+    def propose(
+        self, stamp: Stamp, step: Step, num_draft_tokens: int, arrived_s: float, deadline_s: float | None = None
+    ) -> None:
+        """Take a round up: go back to the stamp's tokens and queue for drafting; a repeat gets the recorded answer."""
+        session = self._table.session_of(stamp)
+        if stamp.round > session.round:
+            session.begin(stamp, step, self._service.vocab_size)
+            self._submit(session, stamp, num_draft_tokens, arrived_s, deadline_s)
+        elif session.answer is not None:
+            self.outbox.put(Result(stamp, session.answer))
 
     def close_session(self, stamp: Stamp) -> None:
         """Free a session; done as well when there is none."""
-        closed = self._table.close(stamp)
-        if closed is Dropped.STALE:
-            self._service.num_stale += 1
-            return
-        if isinstance(closed, int):
-            self._service.forget([closed])
-        self.outbox.put(Result(stamp, Done.CLOSED))
+        self._service.forget(self._table.close(stamp))
+        self.outbox.put(Result(stamp, Closed()))
+
+    def is_settled(self) -> bool:
+        """Whether every item has its answer."""
+        return self._table.is_settled()
 
     def end(self) -> None:
         """The peer is gone: free every session; what is in the outbox still goes out where it can."""
         self.outbox.close()
-        keys, self._table = self._table.keys(), SessionTable(self._service.new_key, self._service.vocab_size)
+        keys, self._table = self._table.keys(), SessionTable(self._service.new_key)
         self._service.stream_ended(self, keys)
 
-    def _submit(self, session: Session, stamp: Stamp, num_draft_tokens: int, deadline_ms: int) -> None:
+    def _submit(
+        self, session: Session, stamp: Stamp, num_draft_tokens: int, arrived_s: float, deadline_s: float | None
+    ) -> None:
         """Queue the round, unless no draft can be of use."""
-        limit = self._service.limits.max_draft_tokens
-        num_drafts = session.num_draft_tokens(num_draft_tokens, limit)
+        num_drafts = session.num_draft_tokens(num_draft_tokens, self._service.limits.max_draft_tokens)
         if num_drafts == 0:
             self._deliver(session, stamp, Proposal(), ItemTiming())
             return
-        now_s = asyncio.get_running_loop().time()
         self._service.batcher.submit(
             WaitingRound(
                 item=ProposeInput(session.key, session.spec, tuple(session.tokens.token_ids), num_drafts),
-                arrived_s=now_s,
-                deadline_s=now_s + deadline_ms / 1e3 if deadline_ms else None,
+                arrived_s=arrived_s,
+                deadline_s=deadline_s,
                 is_wanted=partial(self._is_wanted, session, stamp),
                 deliver=partial(self._deliver, session, stamp),
             )
@@ -240,7 +230,8 @@ class DraftStream:
     def _is_wanted(self, session: Session, stamp: Stamp) -> bool:
         """Whether the round is still its session's last; a round that is not is stale."""
         is_current = self._table.is_current(session, stamp)
-        self._service.num_stale += not is_current
+        if not is_current:
+            self._service.count_stale()
         return is_current
 
     def _deliver(self, session: Session, stamp: Stamp, answer: Answer, timing: ItemTiming) -> None:

@@ -3,7 +3,7 @@
 import logging
 
 from draft_service.proposers.base import ProposeInput
-from tandem.types import DraftProbsTransport, Proposal, SessionSpec, VerificationPolicy
+from tandem.types import Proposal, SessionSpec
 
 _log = logging.getLogger(__name__)
 
@@ -39,11 +39,9 @@ def trim_proposal(proposal: Proposal, item: ProposeInput, vocab_size: int) -> Pr
 def _fault(proposal: Proposal, spec: SessionSpec) -> str:
     """Why no draft of the proposal can be used; empty when some can."""
     num_drafts, num_probs = len(proposal.draft_token_ids), len(proposal.draft_probs)
-    is_rejection = spec.sampling.choose_policy(spec.verification_policy) is VerificationPolicy.REJECTION
-    needs_probs = is_rejection and spec.draft_probs_transport is DraftProbsTransport.SPARSE
     if proposal.parents:
         return "it is a tree"
-    if num_probs != num_drafts and (needs_probs or num_probs):
+    if num_probs != num_drafts and (spec.uses_draft_probs or num_probs):
         return f"{num_probs} draft_probs for {num_drafts} drafts"
     return ""
 

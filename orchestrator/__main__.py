@@ -16,6 +16,7 @@ from orchestrator.server import (
     TargetLink,
 )
 from orchestrator.target_session import TargetPatience
+from tandem.defaults import MAX_SESSIONS, NUM_DRAFT_TOKENS
 from tandem.models.registry import ModelNotFoundError, resolve_model
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.serving.channels import (
@@ -110,7 +111,9 @@ def build_parser() -> argparse.ArgumentParser:
     tokenizer = parser.add_mutually_exclusive_group(required=True)
     tokenizer.add_argument("--model", metavar="NAME|PATH", help="whose tokenizer to use: the target's model")
     tokenizer.add_argument("--toy-vocab", type=positive_int, metavar="N", help="the built-in vocabulary of N ids")
-    parser.add_argument("--num-draft-tokens", type=natural_int, default=4, metavar="K", help="most drafts a round")
+    parser.add_argument(
+        "--num-draft-tokens", type=natural_int, default=NUM_DRAFT_TOKENS, metavar="K", help="most drafts a round"
+    )
     parser.add_argument("--draft-timeout", type=seconds, default=5.0, metavar="S", help="longest wait for drafts")
     parser.add_argument("--target-timeout", type=seconds, default=60.0, metavar="S", help="before asking again")
     parser.add_argument(
@@ -119,7 +122,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--connect-timeout", type=seconds, default=30.0, metavar="S", help="longest wait for the services at start"
     )
-    parser.add_argument("--max-requests", type=positive_int, default=256, metavar="N", help="most running requests")
+    parser.add_argument(
+        "--max-requests", type=positive_int, default=MAX_SESSIONS, metavar="N", help="most running requests"
+    )
     return parser
 
 

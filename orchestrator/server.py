@@ -21,6 +21,7 @@ from orchestrator.session_handle import Deadline, SessionHandle
 from orchestrator.target_session import TargetPatience, TargetSession
 from orchestrator.text_stream import TextStream
 from tandem import codec
+from tandem.defaults import MAX_SESSIONS, NUM_DRAFT_TOKENS
 from tandem.draft.v1 import draft_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
@@ -43,9 +44,9 @@ _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class OrchestratorSettings:
     """What the operator chose."""
 
-    num_draft_tokens: int = 4  # of a round, unless the request says otherwise
+    num_draft_tokens: int = NUM_DRAFT_TOKENS  # of a round, unless the request says otherwise
     draft_timeout_s: float = 5.0
-    max_requests: int = 256
+    max_requests: int = MAX_SESSIONS
     target_patience: TargetPatience = field(default_factory=TargetPatience)
 
 

@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem import cluster_options, generate_command, models
 from tandem.client import SyncTandemClient, TandemError
+from tandem.defaults import NUM_DRAFT_TOKENS
 from tandem.processes import MODULES, LocalCluster, ServiceStartError, require_engine, service_command
 from tandem.serving.channels import AddressError, open_channel
 from tandem.types import Load, ModelInfo
@@ -108,7 +109,7 @@ def up(
     dtype: cluster_options.Dtype = "float32",
     draft_model: cluster_options.DraftModel = None,
     prompt_lookup: cluster_options.PromptLookup = True,
-    num_draft_tokens: cluster_options.NumDraftTokens = 4,
+    num_draft_tokens: cluster_options.NumDraftTokens = NUM_DRAFT_TOKENS,
     threads: cluster_options.Threads = None,
     toy: cluster_options.Toy = None,
     host: Annotated[str, typer.Option(help="Where all three services listen.")] = "127.0.0.1",

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from tandem.defaults import MAX_DRAFT_TOKENS
 from tandem.processes import ClusterPlan
 
 Model = Annotated[str, typer.Option(help="Target: a pulled name, a model directory or a .gguf file.")]
@@ -17,7 +18,7 @@ DraftModel = Annotated[
     str | None, typer.Option(help="Draft with this model (name or path; the target's own is allowed).")
 ]
 PromptLookup = Annotated[bool, typer.Option(help="Draft by prompt lookup when there is no draft model.")]
-NumDraftTokens = Annotated[int, typer.Option(min=0, max=16, help="Most drafts a round; 0: no speculation.")]
+NumDraftTokens = Annotated[int, typer.Option(min=0, max=MAX_DRAFT_TOKENS, help="Most drafts a round; 0: none.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Compute threads of each model service.")]
 Toy = Annotated[
     str | None,

@@ -9,6 +9,7 @@ import typer
 
 from tandem import cluster_options
 from tandem.client import GenerateOptions, GenerationResult, Prompt, SyncTandemClient, TandemError
+from tandem.defaults import NUM_DRAFT_TOKENS
 from tandem.processes import LocalCluster, ServiceStartError
 from tandem.serving.channels import AddressError
 
@@ -46,7 +47,7 @@ def generate(
     stats: Annotated[
         bool, typer.Option("--stats", help="Print the speculation figures to standard error.")
     ] = False,
-    num_draft_tokens: cluster_options.NumDraftTokens = 4,
+    num_draft_tokens: cluster_options.NumDraftTokens = NUM_DRAFT_TOKENS,
     model: cluster_options.Model = "smollm2-135m",
     dtype: cluster_options.Dtype = "float32",
     draft_model: cluster_options.DraftModel = None,

@@ -127,6 +127,17 @@ class SessionSpec:
         """Ids that end the generation once min_tokens are out."""
         return self.stop_token_ids | self.eos_token_ids
 
+    @property
+    def effective_policy(self) -> VerificationPolicy:
+        """Greedy exactly when the temperature says so, else what the session asked for."""
+        return self.sampling.choose_policy(self.verification_policy)
+
+    @property
+    def uses_draft_probs(self) -> bool:
+        """Whether the session's proposals must carry the distribution each draft was sampled from."""
+        is_rejection = self.effective_policy is VerificationPolicy.REJECTION
+        return is_rejection and self.draft_probs_transport is DraftProbsTransport.SPARSE
+
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
@@ -196,15 +207,15 @@ class Load:
 class ModelInfo:
     """The handshake: what a replica serves."""
 
-    protocol_version: int
-    model_id: str
-    vocab_size: int  # 0: any vocabulary
-    vocab_hash: str  # empty: any vocabulary
-    max_context: int  # 0: no limit of its own
-    backend: str
-    dtype: str
-    device: str
-    numerics_fingerprint: str
-    deterministic: bool
-    max_draft_tokens: int
-    incarnation: int
+    protocol_version: int = PROTOCOL_VERSION
+    model_id: str = ""
+    vocab_size: int = 0  # 0: any vocabulary
+    vocab_hash: str = ""  # of the id -> bytes table; empty: any vocabulary
+    max_context: int = 0  # 0: no limit of its own
+    backend: str = ""
+    dtype: str = ""
+    device: str = ""
+    numerics_fingerprint: str = ""
+    deterministic: bool = True  # the same input gives the same output, whatever else is in the batch
+    max_draft_tokens: int = 0
+    incarnation: int = 0

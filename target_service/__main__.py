@@ -9,17 +9,19 @@ import grpc
 
 from engine.backends.base import EngineError
 from engine.backends.options import add_engine_arguments, engine_settings
-from engine.backends.registry import LoadedEngine, load_engine
-from tandem.serving.channels import MAX_INNER_MESSAGE_BYTES, AddressError, check_bind_address
+from engine.backends.registry import load_engine
+from tandem.serving.channels import MAX_INNER_MESSAGE_BYTES
 from tandem.serving.compute import ComputeThread
-from tandem.serving.life import PortInUseError, configure_logging, run_server
+from tandem.serving.life import run_server
 from tandem.serving.options import add_server_arguments, positive_int, server_settings
+from tandem.serving.start import run_service
 from tandem.target.v1 import target_pb2_grpc
+from tandem.types import ModelInfo
 from target_service.limits import Limits
 from target_service.scheduler import Scheduler
 from target_service.server import SERVICE_NAME, TargetServicer, model_info
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("target_service")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -32,35 +34,26 @@ def build_parser() -> argparse.ArgumentParser:
         "--max-sessions", type=positive_int, default=limits.max_sessions, help="most sessions running at once"
     )
     group.add_argument(
-        "--max-waiting-sessions",
-        type=int,
-        default=limits.max_waiting_sessions,
-        help="most sessions queued",
+        "--max-waiting-sessions", type=int, default=limits.max_waiting_sessions, help="most sessions queued"
     )
-    group.add_argument(
-        "--max-draft-tokens",
-        type=int,
-        default=limits.max_draft_tokens,
-        help="most drafts a round",
-    )
+    group.add_argument("--max-draft-tokens", type=int, default=limits.max_draft_tokens, help="most drafts a round")
     add_engine_arguments(parser)
     return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; 2 after one line on standard error when it cannot start."""
-    options = build_parser().parse_args(arguments)
-    configure_logging("target", options.log_level)
+    return run_service("target_service", build_parser().parse_args(arguments), _load, _serve, (EngineError,))
+
+
+def _load(options: argparse.Namespace) -> tuple[Scheduler, ModelInfo]:
+    """The engine behind its scheduler, and what the handshake says of it."""
+    limits = Limits(
+        options.max_sessions, options.max_waiting_sessions, options.max_draft_tokens, options.max_step_tokens
+    )
     compute = ComputeThread("target-compute")
-    try:
-        check_bind_address(options.address, insecure=options.insecure)
-        limits = Limits(
-            options.max_sessions, options.max_waiting_sessions, options.max_draft_tokens, options.max_step_tokens
-        )
-        loaded = compute.run_blocking(load_engine, engine_settings(options))
-        scheduler = Scheduler(loaded.engine, limits, compute)
-    except (AddressError, EngineError, OSError, ValueError) as error:
-        return _cannot_start(error)
+    loaded = compute.run_blocking(load_engine, engine_settings(options))
+    scheduler = Scheduler(loaded.engine, limits, compute)
     capabilities = loaded.engine.capabilities
     _log.info(
         "serving %s on backend %s, numerics %s (%s)",
@@ -69,25 +62,13 @@ def main(arguments: list[str] | None = None) -> int:
         capabilities.numerics_fingerprint,
         "deterministic" if capabilities.deterministic else "not deterministic",
     )
-    try:
-        asyncio.run(_serve(options, loaded, scheduler, limits))
-    except (AddressError, PortInUseError) as error:
-        return _cannot_start(error)
-    finally:
-        scheduler.close()
-    return 0
+    info = model_info(capabilities, loaded.model_id, loaded.vocabulary.id_bytes_hash, limits.max_draft_tokens)
+    return scheduler, info
 
 
-def _cannot_start(error: Exception) -> int:
-    sys.stderr.write(f"target_service: cannot start: {error}\n")
-    return 2
-
-
-async def _serve(options: argparse.Namespace, loaded: LoadedEngine, scheduler: Scheduler, limits: Limits) -> None:
+async def _serve(options: argparse.Namespace, loaded: tuple[Scheduler, ModelInfo]) -> None:
     """From bind to drain; a fault of the step loop ends the process too, for nobody would be answered any more."""
-    info = model_info(
-        loaded.engine.capabilities, loaded.model_id, loaded.vocabulary.id_bytes_hash, limits.max_draft_tokens
-    )
+    scheduler, info = loaded
 
     def register(server: grpc.aio.Server) -> None:
         target_pb2_grpc.add_TargetServiceServicer_to_server(TargetServicer(scheduler, info), server)
@@ -98,7 +79,9 @@ async def _serve(options: argparse.Namespace, loaded: LoadedEngine, scheduler: S
     await asyncio.wait({steps, server}, return_when=asyncio.FIRST_COMPLETED)
     for task in (steps, server):
         task.cancel()  # whichever is left
-    for result in await asyncio.gather(steps, server, return_exceptions=True):
+    results = await asyncio.gather(steps, server, return_exceptions=True)
+    scheduler.close()
+    for result in results:
         if isinstance(result, Exception):
             raise result
 

@@ -3,22 +3,11 @@
 from dataclasses import dataclass
 from typing import NewType, TypeAlias
 
+from tandem.serving.items import Closed, Opened
 from tandem.types import ItemError, SessionId, Stamp, Verdict
 
 StreamId = NewType("StreamId", int)
-SessionKey: TypeAlias = tuple[StreamId, SessionId]  # a session belongs to the stream it was opened on
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """The session has its place in the pool."""
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """The session is not there (any more)."""
-
-
+StreamSessionId: TypeAlias = tuple[StreamId, SessionId]  # a session belongs to the stream it was opened on
 Outcome: TypeAlias = Opened | Closed | Verdict | ItemError
 
 

@@ -2,17 +2,17 @@
 
 from dataclasses import dataclass
 
-DEFAULT_MAX_STEP_TOKENS = 512
+from tandem.defaults import MAX_DRAFT_TOKENS, MAX_SESSIONS, MAX_STEP_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Bounds of the scheduler; ValueError, naming both knobs, when a full round could not fit in a step."""
 
-    max_sessions: int = 256  # admitted at once
+    max_sessions: int = MAX_SESSIONS  # admitted at once
     max_waiting_sessions: int = 1024  # opened and waiting for room
-    max_draft_tokens: int = 16  # verified in one round; more are ignored
-    max_step_tokens: int = DEFAULT_MAX_STEP_TOKENS  # rows of one forward
+    max_draft_tokens: int = MAX_DRAFT_TOKENS  # verified in one round; more are ignored
+    max_step_tokens: int = MAX_STEP_TOKENS  # rows of one forward
 
     def __post_init__(self) -> None:
         for name, least in (("max_sessions", 1), ("max_waiting_sessions", 0), ("max_draft_tokens", 0)):

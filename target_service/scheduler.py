@@ -30,7 +30,6 @@ class Scheduler:
         self._verifier = Verifier(engine)
         self._compute = compute
         self._outboxes: dict[StreamId, Outbox[Answer]] = {}
-        self._half_closed: set[StreamId] = set()
         self._stream_ids = itertools.count(1)
         self._wake = asyncio.Event()
         self._is_empty = asyncio.Event()
@@ -41,16 +40,9 @@ class Scheduler:
         self._outboxes[stream_id] = Outbox()
         return stream_id, self._outboxes[stream_id]
 
-    def half_close_stream(self, stream_id: StreamId) -> None:
-        """The peer sends no more: end the outbox once every item has its answer."""
-        if stream_id in self._outboxes:
-            self._half_closed.add(stream_id)
-            self.wake()
-
     def end_stream(self, stream_id: StreamId) -> None:
         """The peer is gone: free its sessions and drop what is still on its way to it."""
         self._outboxes.pop(stream_id).close()
-        self._half_closed.discard(stream_id)
         self.table.end_stream(stream_id)
         self.wake()
 
@@ -68,7 +60,6 @@ class Scheduler:
             if plan is not None:
                 self._wake.set()  # whatever this step leaves over is the next one's work
                 await self._step(plan)
-            self._close_settled_streams()
             if self.table.is_empty:
                 self._is_empty.set()
 
@@ -107,12 +98,6 @@ class Scheduler:
             self.table.fail(await self._compute.run(self._engine.kv_usage))
         else:
             self.table.commit(result)
-
-    def _close_settled_streams(self) -> None:
-        """End the streams whose peers have sent everything and been answered everything."""
-        for stream_id in [stream_id for stream_id in self._half_closed if self.table.is_settled(stream_id)]:
-            self._half_closed.remove(stream_id)
-            self._outboxes[stream_id].close()
 
     def _deliver(self, stream_id: StreamId, answer: Answer) -> None:
         """To the stream's outbox; nowhere once the stream has ended."""

@@ -1,31 +1,21 @@
 """The servicer: wire items to the session table, its answers back to the wire."""
 
-import asyncio
-import logging
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
 
 from engine.backends.base import EngineCapabilities
-from tandem.codec import (
-    error_to_proto,
-    load_to_proto,
-    model_info_to_proto,
-    proposal_from_proto,
-    session_from_proto,
-    stamp_from_proto,
-    stamp_to_proto,
-    verdict_to_proto,
-)
+from tandem import codec
+from tandem.serving.item_stream import serve_items
+from tandem.serving.items import Opened
 from tandem.target.v1 import target_pb2, target_pb2_grpc
-from tandem.types import PROTOCOL_VERSION, ErrorCode, ItemError, ModelInfo, Verdict
-from target_service.answers import Answer, Opened, StreamId
+from tandem.types import ErrorCode, ItemError, ModelInfo, Stamp, Verdict
+from target_service.answers import Answer, StreamId
 from target_service.scheduler import Scheduler
-
-_log = logging.getLogger(__name__)
 
 SERVICE_NAME = "tandem.target.v1.TargetService"
 
@@ -37,20 +27,8 @@ def model_info(
     capabilities: EngineCapabilities, model_id: str, vocab_hash: str, max_draft_tokens: int
 ) -> ModelInfo:
     """The handshake of this process."""
-    return ModelInfo(
-        protocol_version=PROTOCOL_VERSION,
-        model_id=model_id,
-        vocab_size=capabilities.vocab_size,
-        vocab_hash=vocab_hash,
-        max_context=capabilities.max_context,
-        backend=capabilities.backend,
-        dtype=capabilities.dtype,
-        device=capabilities.device,
-        numerics_fingerprint=capabilities.numerics_fingerprint,
-        deterministic=capabilities.deterministic,
-        max_draft_tokens=max_draft_tokens,
-        incarnation=secrets.randbits(64),
-    )
+    info = capabilities.model_info(model_id, vocab_hash)
+    return replace(info, max_draft_tokens=max_draft_tokens, incarnation=secrets.randbits(64))
 
 
 class TargetServicer(target_pb2_grpc.TargetServiceServicer):
@@ -66,61 +44,60 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         context: _Context,  # noqa: ARG002
     ) -> target_pb2.GetInfoResponse:
         return target_pb2.GetInfoResponse(
-            model=model_info_to_proto(self._info), load=load_to_proto(self._scheduler.table.load())
+            model=codec.model_info_to_proto(self._info), load=codec.load_to_proto(self._scheduler.table.load())
         )
 
-    async def Verify(  # noqa: N802 - the contract's name
+    def Verify(  # noqa: N802 - the contract's name
         self,
         request_iterator: AsyncIterator[target_pb2.VerifyRequest],
         context: _Context,  # noqa: ARG002
     ) -> AsyncIterator[target_pb2.VerifyResponse]:
         stream_id, outbox = self._scheduler.open_stream()
-        reader = asyncio.create_task(self._read(stream_id, request_iterator))
-        try:
-            async with aclosing(outbox.batches()) as batches:
-                async for answers in batches:
-                    load = load_to_proto(self._scheduler.table.load())
-                    yield target_pb2.VerifyResponse(results=map(result_to_proto, answers), load=load)
-            if reader.done():
-                reader.result()  # a fault of reading ends the call with its status
-        finally:
-            reader.cancel()
-            self._scheduler.end_stream(stream_id)
+        return serve_items(
+            request_iterator,
+            partial(self._take, stream_id),
+            outbox,
+            self._response,
+            is_settled=partial(self._scheduler.table.is_settled, stream_id),
+            end=partial(self._scheduler.end_stream, stream_id),
+        )
 
-    async def _read(self, stream_id: StreamId, request_iterator: AsyncIterator[target_pb2.VerifyRequest]) -> None:
-        """Take items until the peer sends no more."""
-        try:
-            async for request in request_iterator:
-                now_s = asyncio.get_running_loop().time()
-                for item in request.items:
-                    self._take(stream_id, item, now_s)
-                self._scheduler.wake()
-        finally:
-            self._scheduler.half_close_stream(stream_id)
-
-    def _take(self, stream_id: StreamId, item: target_pb2.VerifyItem, now_s: float) -> None:
-        """Decode one item and apply it; what is wrong with it becomes its answer."""
-        table, stamp = self._scheduler.table, stamp_from_proto(item.stamp)
-        deadline_s = now_s + item.deadline_ms / 1000 if item.deadline_ms else None
+    def _take(
+        self,
+        stream_id: StreamId,
+        item: target_pb2.VerifyItem,
+        stamp: Stamp,
+        arrived_s: float,
+        deadline_s: float | None,
+    ) -> None:
+        """Decode one item and apply it."""
+        table = self._scheduler.table
         with table.answering(stream_id, stamp):
-            op = item.WhichOneof("op")
-            if op == "open":
-                table.open(stream_id, stamp, session_from_proto(item.open), deadline_s)
-            elif op == "verify":
-                table.verify(stream_id, stamp, proposal_from_proto(item.verify.proposal), now_s, deadline_s)
-            elif op == "close":
-                table.close(stream_id, stamp)
-            else:
-                raise ItemError(ErrorCode.INVALID_ARGUMENT, "item.op: one of open, verify and close must be set")
+            match item.WhichOneof("op"):
+                case "open":
+                    table.open(stream_id, stamp, codec.session_from_proto(item.open), deadline_s)
+                case "verify":
+                    proposal = codec.proposal_from_proto(item.verify.proposal)
+                    table.verify(stream_id, stamp, proposal, arrived_s, deadline_s)
+                case "close":
+                    table.close(stream_id, stamp)
+                case _:
+                    raise ItemError(ErrorCode.INVALID_ARGUMENT, "item.op: must be open, verify or close")
+        self._scheduler.wake()
+
+    def _response(self, answers: list[Answer]) -> target_pb2.VerifyResponse:
+        """The answers, with the load of the moment."""
+        load = codec.load_to_proto(self._scheduler.table.load())
+        return target_pb2.VerifyResponse(results=map(result_to_proto, answers), load=load)
 
 
 def result_to_proto(answer: Answer) -> target_pb2.VerifyResult:
     """One answer as it travels."""
-    stamp, outcome = stamp_to_proto(answer.stamp), answer.outcome
+    stamp, outcome = codec.stamp_to_proto(answer.stamp), answer.outcome
     if isinstance(outcome, Verdict):
-        return target_pb2.VerifyResult(stamp=stamp, verdict=verdict_to_proto(outcome))
+        return target_pb2.VerifyResult(stamp=stamp, verdict=codec.verdict_to_proto(outcome))
     if isinstance(outcome, ItemError):
-        return target_pb2.VerifyResult(stamp=stamp, error=error_to_proto(outcome))
+        return target_pb2.VerifyResult(stamp=stamp, error=codec.error_to_proto(outcome))
     if isinstance(outcome, Opened):
         return target_pb2.VerifyResult(stamp=stamp, opened=target_pb2.SessionOpened())
     return target_pb2.VerifyResult(stamp=stamp, closed=target_pb2.SessionClosed())

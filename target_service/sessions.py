@@ -11,13 +11,10 @@ from dataclasses import dataclass, field
 
 from engine.backends.base import EngineCapabilities, SequenceId
 from tandem.prefix_hash import HashedTokens
+from tandem.serving.items import StaleItemError, check_prefix, check_step
 from tandem.types import ErrorCode, ItemError, Proposal, SessionSpec, Stamp, Verdict
 from tandem.validation import InvalidArgumentError, check_session
-from target_service.answers import SessionKey
-
-
-class StaleItemError(Exception):
-    """An item made for a state that has passed, or a repeat of one still being worked on: counted and dropped."""
+from target_service.answers import StreamSessionId
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +39,7 @@ class PendingRound:
 class Session:
     """Token state of one request, and where its engine sequence stands."""
 
-    key: SessionKey
+    key: StreamSessionId
     epoch: int
     spec: SessionSpec
     num_blocks: int  # reserved in the pool: the most the session can ever use
@@ -76,12 +73,9 @@ class Session:
         Raises `StaleItemError` for an older epoch or round and for a repeat whose first copy is not answered yet,
         `ItemError` UNKNOWN_SESSION for an epoch that was never opened here.
         """
-        if stamp.epoch > self.epoch:
-            raise unknown_session(stamp)
-        if stamp.round < 1:
-            raise ItemError(ErrorCode.INVALID_ARGUMENT, "stamp.round: 0 is the open, rounds count from 1")
+        check_step(stamp, self.epoch)
         newest_unanswered = max((entry.stamp.round for entry in (self.pending, self.verifying) if entry), default=0)
-        if stamp.epoch < self.epoch or stamp.round <= newest_unanswered or stamp.round < self.last_round:
+        if stamp.round <= newest_unanswered or stamp.round < self.last_round:
             raise StaleItemError
         return self.last_verdict if stamp.round == self.last_round else None
 
@@ -112,14 +106,8 @@ class Session:
     def _roll_back(self, stamp: Stamp) -> None:
         """Check the base a round was made for, then take tokens and rows back to it: absolute, harmless twice."""
         committed_len, spec = stamp.committed_len, self.spec
-        is_known = committed_len <= len(self.tokens)
-        if not is_known or self.tokens.prefix_hash(committed_len) != stamp.prefix_hash:
-            reason = "other tokens" if is_known else f"only {len(self.tokens)} tokens"
-            raise ItemError(
-                ErrorCode.PREFIX_MISMATCH,
-                f"round {stamp.round} is for {committed_len} committed tokens with hash {stamp.prefix_hash:016x}; "
-                f"the target has {reason}",
-            )
+        known_len = min(committed_len, len(self.tokens))
+        check_prefix(stamp, known_len, self.tokens.prefix_hash(known_len))
         if not spec.prompt_len <= committed_len < spec.max_len:
             raise ItemError(
                 ErrorCode.INVALID_ARGUMENT,
@@ -156,7 +144,7 @@ class Session:
 
 
 def open_session(
-    key: SessionKey, stamp: Stamp, spec: SessionSpec, num_blocks: int, capabilities: EngineCapabilities
+    key: StreamSessionId, stamp: Stamp, spec: SessionSpec, num_blocks: int, capabilities: EngineCapabilities
 ) -> Session:
     """A new session, once its open is found right.
 
@@ -169,18 +157,5 @@ def open_session(
             "open.token_ids", f"{len(spec.token_ids)} tokens leave nothing of prompt + max_tokens = {spec.max_len}"
         )
     session = Session(key, stamp.epoch, spec, num_blocks)
-    if (stamp.committed_len, stamp.prefix_hash) != (len(session.tokens), session.tokens.prefix_hash()):
-        raise ItemError(
-            ErrorCode.PREFIX_MISMATCH,
-            f"open is stamped for {stamp.committed_len} committed tokens with hash {stamp.prefix_hash:016x}; "
-            f"it carries {len(session.tokens)} with hash {session.tokens.prefix_hash():016x}",
-        )
+    check_prefix(stamp, len(session.tokens), session.tokens.prefix_hash())
     return session
-
-
-def unknown_session(stamp: Stamp) -> ItemError:
-    """The error that makes the orchestrator re-open."""
-    return ItemError(
-        ErrorCode.UNKNOWN_SESSION,
-        f"session {stamp.session_id} epoch {stamp.epoch} is not open on this stream; re-open it",
-    )

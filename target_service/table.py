@@ -4,30 +4,29 @@ On the event loop only, and without an engine. A step is taken out with `plan_st
 or `fail`; items that arrive in between change the table, never the step.
 """
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from engine.backends.base import EngineCapabilities, KvUsage
 from engine.sampling.policies import check_proposal
-from tandem.types import ErrorCode, ItemError, ItemTiming, Load, Proposal, SessionSpec, Stamp
-from tandem.validation import InvalidArgumentError
-from target_service.admission import Admission
-from target_service.answers import Answer, Closed, Opened, Outcome, SessionKey, StreamId
-from target_service.batching import Part, choose_parts
-from target_service.limits import Limits
-from target_service.sessions import (
-    PendingOpen,
-    PendingRound,
-    Session,
+from tandem.serving.items import (
+    Closed,
+    Opened,
     StaleItemError,
-    open_session,
+    answering,
+    deadline_exceeded,
+    draining,
+    internal_error,
     unknown_session,
 )
+from tandem.types import ItemError, ItemTiming, Load, Proposal, SessionSpec, Stamp
+from target_service.admission import Admission
+from target_service.answers import Answer, Outcome, StreamId, StreamSessionId
+from target_service.batching import Part, choose_parts
+from target_service.limits import Limits
+from target_service.sessions import PendingOpen, PendingRound, Session, open_session
 from target_service.step import StepOutcome, StepPlan, StepResult
-
-_log = logging.getLogger(__name__)
 
 
 class SessionTable:
@@ -51,7 +50,7 @@ class SessionTable:
         self._admission = Admission(
             kv_usage.total_blocks, kv_usage.block_size, limits.max_sessions, limits.max_waiting_sessions
         )
-        self._sessions: dict[SessionKey, Session] = {}
+        self._sessions: dict[StreamSessionId, Session] = {}
         self._released: list[Session] = []  # their sequences are forgotten by the next step
         self._releasing: list[Session] = []  # ... and by the one in flight
         self._closing: dict[Session, Stamp] = {}  # closes that are answered when the memory is back
@@ -67,20 +66,9 @@ class SessionTable:
         """Whether no session is open and every close has its answer."""
         return not self._sessions and not self._closing
 
-    @contextmanager
-    def answering(self, stream_id: StreamId, stamp: Stamp) -> Iterator[None]:
-        """Turn whatever goes wrong with one item into that item's answer, so that nothing else notices."""
-        try:
-            yield
-        except StaleItemError:
-            self._num_stale += 1
-        except ItemError as error:
-            self._answer(stream_id, stamp, error)
-        except InvalidArgumentError as error:
-            self._answer(stream_id, stamp, ItemError(ErrorCode.INVALID_ARGUMENT, str(error)))
-        except Exception:  # noqa: BLE001 - a bug met by one item must not end the stream of the others
-            _log.exception("unhandled error for session %d round %d", stamp.session_id, stamp.round)
-            self._answer(stream_id, stamp, _internal_error())
+    def answering(self, stream_id: StreamId, stamp: Stamp) -> AbstractContextManager[None]:
+        """Turn whatever goes wrong inside into the item's answer."""
+        return answering(stamp, lambda error: self._answer(stream_id, stamp, error), self._count_stale)
 
     def open(self, stream_id: StreamId, stamp: Stamp, spec: SessionSpec, deadline_s: float | None = None) -> None:
         """Open a session, or re-open it with a higher epoch; it is answered when the session is admitted."""
@@ -95,7 +83,7 @@ class SessionTable:
             self._free(known)
             self._admit_waiting()
         if self.is_draining:
-            raise ItemError(ErrorCode.NO_CAPACITY, "now: this replica is draining; open sessions elsewhere")
+            raise draining()
         num_blocks = self._admission.num_blocks_for(spec.max_len)
         session = open_session(key, stamp, spec, num_blocks, self._capabilities)
         is_admitted = self._admission.offer(session)
@@ -119,7 +107,7 @@ class SessionTable:
         clamped = session.clamp(proposal, stamp.committed_len, self._limits.max_draft_tokens)
         check_proposal(session.spec, clamped, self._capabilities.vocab_size)
         if session.submit(PendingRound(stamp, clamped, now_s, deadline_s)):
-            self._num_stale += 1
+            self._count_stale()
 
     def close(self, stream_id: StreamId, stamp: Stamp) -> None:
         """Free the session unless a later epoch has taken its place; harmless when it is not there.
@@ -150,10 +138,10 @@ class SessionTable:
         for session in list(self._sessions.values()):
             opened, entry = session.pending_open, session.pending
             if opened is not None and opened.deadline_s is not None and opened.deadline_s <= now_s:
-                self._free(session, _deadline_exceeded("waiting for room in the pool"))
+                self._free(session, deadline_exceeded("waiting for room in the pool"))
             elif entry is not None and entry.deadline_s is not None and entry.deadline_s <= now_s:
                 session.pending = None
-                self._answer(session.key[0], entry.stamp, _deadline_exceeded("waiting for its step"))
+                self._answer(session.key[0], entry.stamp, deadline_exceeded("waiting for its step"))
         self._admit_waiting()
 
     def next_deadline_s(self) -> float | None:
@@ -201,7 +189,7 @@ class SessionTable:
             if part.session.is_freed:
                 self._release(part.session)
             else:
-                self._free(part.session, _internal_error())
+                self._free(part.session, internal_error())
         self._finish_step()
 
     def load(self) -> Load:
@@ -283,13 +271,8 @@ class SessionTable:
     def _sessions_of(self, stream_id: StreamId) -> list[Session]:
         return [session for session in self._sessions.values() if session.key[0] == stream_id]
 
+    def _count_stale(self) -> None:
+        self._num_stale += 1
+
     def _answer(self, stream_id: StreamId, stamp: Stamp, outcome: Outcome) -> None:
         self._deliver(stream_id, Answer(stamp, outcome))
-
-
-def _internal_error() -> ItemError:
-    return ItemError(ErrorCode.INTERNAL, "internal error")
-
-
-def _deadline_exceeded(where: str) -> ItemError:
-    return ItemError(ErrorCode.DEADLINE_EXCEEDED, f"deadline_ms passed while {where}")

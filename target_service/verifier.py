@@ -13,7 +13,8 @@ import torch
 from engine.backends.base import SequenceId, SequenceInput, SpeculativeEngine
 from engine.sampling.policies import Decision, VerifyRows, rows_of, verify, verify_argmax
 from engine.sampling.processors import needs_no_logits, process
-from tandem.types import ErrorCode, FinishReason, ItemError, Verdict
+from tandem.serving.items import internal_error
+from tandem.types import FinishReason, ItemError, Verdict
 from target_service.step import StepItem, StepOutcome, StepPlan, StepResult
 
 _log = logging.getLogger(__name__)
@@ -131,7 +132,7 @@ def _decide_each(
             decisions.append(decide(rows[start : start + request.num_rows], request))
         except Exception:  # noqa: BLE001 - a bug met by one request must not end its neighbours
             _log.exception("no decision for a sequence of %d tokens", len(request.committed_token_ids))
-            decisions.append(ItemError(ErrorCode.INTERNAL, "internal error"))
+            decisions.append(internal_error())
         start += request.num_rows
     return decisions
 

@@ -4,11 +4,11 @@ Letters: K draft tokens wanted for one session in this round.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NewType, Protocol
 
 from engine.backends.base import KvUsage
-from tandem.types import DraftProbsTransport, Proposal, SessionSpec
+from tandem.types import DraftProbsTransport, ModelInfo, Proposal, SessionSpec
 
 SessionKey = NewType("SessionKey", int)  # one opening of one session; never used again after `forget`
 
@@ -21,15 +21,7 @@ class ProposerCapabilities:
     graph_safe: bool  # its steps can be captured: no per-step state is assembled on the host
     needs_hidden_states: bool  # of the target; refused until the wire carries them
     transports: frozenset[DraftProbsTransport]  # how it can send q
-    vocab_size: int = 0  # 0: any
-    vocab_hash: str = ""  # of the id -> bytes table; empty: any
-    max_context: int = 0  # tokens; 0: no limit of its own
-    model_id: str = ""
-    backend: str = ""
-    dtype: str = ""
-    device: str = ""
-    numerics_fingerprint: str = ""
-    deterministic: bool = True  # the same input gives the same proposal, whatever else is in the batch
+    model: ModelInfo = field(default_factory=ModelInfo)  # of no model: any vocabulary and context will do
 
 
 @dataclass(frozen=True, slots=True)

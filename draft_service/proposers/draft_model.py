@@ -24,6 +24,7 @@ from engine.backends.base import (
 from engine.sampling.draft_sampler import sample_drafts
 from engine.sampling.processors import needs_no_logits
 from engine.sampling.rows import Row
+from tandem.defaults import MAX_STEP_TOKENS
 from tandem.types import DraftProbsTransport, Proposal, SparseProbs
 
 ResultT = TypeVar("ResultT")
@@ -70,7 +71,7 @@ class DraftModelProposer:
         engine: SpeculativeEngine,
         model_id: str = "",
         vocab_hash: str = "",
-        max_step_tokens: int = 512,
+        max_step_tokens: int = MAX_STEP_TOKENS,
         num_token_ids: int | None = None,
     ) -> None:
         """`num_token_ids`: ids of the vocabulary, fewer than the engine's where its output head is padded.
@@ -90,21 +91,12 @@ class DraftModelProposer:
 
     @property
     def capabilities(self) -> ProposerCapabilities:
-        engine = self._engine.capabilities
         return ProposerCapabilities(
             name="draft_model",
             graph_safe=False,
             needs_hidden_states=False,
             transports=frozenset(DraftProbsTransport),
-            vocab_size=engine.vocab_size,
-            vocab_hash=self._vocab_hash,
-            max_context=engine.max_context,
-            model_id=self._model_id,
-            backend=engine.backend,
-            dtype=engine.dtype,
-            device=engine.device,
-            numerics_fingerprint=engine.numerics_fingerprint,
-            deterministic=engine.deterministic,
+            model=self._engine.capabilities.model_info(self._model_id, self._vocab_hash),
         )
 
     def propose(self, batch: Sequence[ProposeInput]) -> list[Proposal]:

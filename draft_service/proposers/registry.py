@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from draft_service.proposers.base import Proposer
 from draft_service.proposers.ngram import NgramProposer
 from engine.backends.settings import EngineSettings
+from tandem.defaults import MAX_SESSIONS
 from tandem.prompt_lookup import PromptLookup
 
 
@@ -19,7 +20,7 @@ class ProposerSettings:
 
     max_ngram_size: int = 5
     min_ngram_size: int = 1
-    max_sessions: int = 256
+    max_sessions: int = MAX_SESSIONS
     engine: EngineSettings | None = None  # None: no model was named
 
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NewType, Protocol
 
+from tandem.types import ModelInfo
+
 if TYPE_CHECKING:
     import torch  # the errors and values below are also for those who never load it
 
@@ -53,6 +55,20 @@ class EngineCapabilities:
     can_truncate: bool  # False: the backend cannot roll back, so it must not speculate
     deterministic: bool  # a row's logits do not depend on batch, chunking, place or thread count
     numerics_fingerprint: str
+
+    def model_info(self, model_id: str, vocab_hash: str) -> ModelInfo:
+        """The engine's part of a service's handshake."""
+        return ModelInfo(
+            model_id=model_id,
+            vocab_size=self.vocab_size,
+            vocab_hash=vocab_hash,
+            max_context=self.max_context,
+            backend=self.backend,
+            dtype=self.dtype,
+            device=self.device,
+            numerics_fingerprint=self.numerics_fingerprint,
+            deterministic=self.deterministic,
+        )
 
 
 @dataclass(frozen=True, slots=True)

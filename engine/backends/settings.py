@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from tandem.defaults import MAX_STEP_TOKENS
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
@@ -14,5 +16,5 @@ class EngineSettings:
     block_size: int = 16  # tokens a block
     max_context: int | None = None  # tokens; None: the model's own limit
     threads: int | None = None  # compute threads; None: torch's choice
-    max_step_tokens: int = 512  # most tokens of one forward
+    max_step_tokens: int = MAX_STEP_TOKENS  # most tokens of one forward
     toy: str | None = None  # the toy backend's logits and speed, see toy_options.py

@@ -13,11 +13,11 @@ from engine.models.config import LoadedModel, ModelConfig
 from engine.models.linear import ChunkedLinear, LinearType, PackedLinear, packed_linear_is_available
 from engine.models.llama import LlamaModel, build_llama
 from engine.self_test import SelfTestReport, check_linears, run_self_test
+from tandem.defaults import MAX_STEP_TOKENS
 
 _log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-DEFAULT_STEP_TOKENS = 512
 
 
 def load_torch_engine(
@@ -28,7 +28,7 @@ def load_torch_engine(
     kv_memory_bytes: int | None = None,
     block_size: int = 16,
     max_context: int | None = None,
-    max_step_tokens: int = DEFAULT_STEP_TOKENS,
+    max_step_tokens: int = MAX_STEP_TOKENS,
     kernels: LayerKernels | None = None,
 ) -> TorchEngine:
     """An engine with exactly one of `num_blocks` and `kv_memory_bytes` of key-value memory.

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from engine.sampling.gumbel import gumbel_argmax, noise_key
-from engine.sampling.policies import effective_policy, uses_draft_probs
 from engine.sampling.processors import process
 from engine.sampling.rejection import probabilities
 from engine.sampling.rows import Row
@@ -32,9 +31,9 @@ def sample_drafts(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[list[int],
 
 def _sample_draft(processed: torch.Tensor, row: Row) -> tuple[int, SparseProbs | None]:
     """One processed row [V]."""
-    if effective_policy(row.spec) is not VerificationPolicy.REJECTION:
+    if row.spec.effective_policy is not VerificationPolicy.REJECTION:
         return sample_row(processed, row), None
-    if not uses_draft_probs(row.spec):
+    if not row.spec.uses_draft_probs:
         return int(select(processed)), None
     draft_probs = _likeliest(processed)
     # Drawn from the float32 numbers that travel: rounding them afterwards would lose exactness.

@@ -28,7 +28,6 @@ from engine.sampling.sampler import sample_row
 from tandem.rng import Stream
 from tandem.types import (
     MAX_SPARSE_ENTRIES,
-    DraftProbsTransport,
     ErrorCode,
     ItemError,
     Proposal,
@@ -80,7 +79,7 @@ def verify(processed: torch.Tensor, requests: Sequence[VerifyRows]) -> list[Deci
     for start, request in _starts(processed, requests):
         # [K+1, V]
         rows = processed[start : start + request.num_rows]
-        is_rejection = effective_policy(request.spec) is VerificationPolicy.REJECTION
+        is_rejection = request.spec.effective_policy is VerificationPolicy.REJECTION
         decisions.append(_reject_or_accept(rows, request) if is_rejection else _accept_while_equal(rows, request))
     return decisions
 
@@ -94,17 +93,6 @@ def verify_argmax(argmax: torch.Tensor, requests: Sequence[VerifyRows]) -> list[
     ]
 
 
-def effective_policy(spec: SessionSpec) -> VerificationPolicy:
-    """Greedy exactly when the temperature says so, else what the session asked for."""
-    return spec.sampling.choose_policy(spec.verification_policy)
-
-
-def uses_draft_probs(spec: SessionSpec) -> bool:
-    """Whether the session's proposals must carry the distribution each draft was sampled from."""
-    is_rejection = effective_policy(spec) is VerificationPolicy.REJECTION
-    return is_rejection and spec.draft_probs_transport is DraftProbsTransport.SPARSE
-
-
 def check_proposal(spec: SessionSpec, proposal: Proposal, vocab_size: int) -> None:
     """Raise ItemError unless `verify` can decide about the proposal; the message names the field and the limit.
 
@@ -116,7 +104,7 @@ def check_proposal(spec: SessionSpec, proposal: Proposal, vocab_size: int) -> No
     for index, token_id in enumerate(proposal.draft_token_ids):
         if not 0 <= token_id < vocab_size:
             raise _invalid(f"draft_token_ids[{index}]", f"token id {token_id} is outside 0..{vocab_size - 1}")
-    if not uses_draft_probs(spec):
+    if not spec.uses_draft_probs:
         return
     num_drafts, num_probs = len(proposal.draft_token_ids), len(proposal.draft_probs)
     if num_probs != num_drafts:
@@ -171,7 +159,7 @@ def _reject_or_accept(processed: torch.Tensor, request: VerifyRows) -> Decision:
 
 def _q(request: VerifyRows, index: int) -> Q:
     """What draft `index` was sampled from; one-hot when the proposer did not draw it from a distribution."""
-    if uses_draft_probs(request.spec):
+    if request.spec.uses_draft_probs:
         return sparse_q(request.proposal.draft_probs[index])
     return one_hot_q(request.proposal.draft_token_ids[index])
 

@@ -1,10 +1,18 @@
 """The serving side of a multiplexed stream: many sessions' items in, batches of results out."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from typing import Generic, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, Generic, TypeVar
+
+from tandem import codec
+from tandem.types import Stamp
 
 ResultT = TypeVar("ResultT")
+ResponseT = TypeVar("ResponseT")
+
+# Applies one item: the item, its stamp, when it arrived, and its deadline if it has one, on the event loop's clock.
+Take = Callable[[Any, Stamp, float, float | None], None]
 
 
 class Outbox(Generic[ResultT]):
@@ -42,3 +50,49 @@ class Outbox(Generic[ResultT]):
                 return
             if self._is_closed:
                 self._wake.set()
+
+
+async def serve_items(
+    requests: AsyncIterator[Any],
+    take: Take,
+    outbox: Outbox[ResultT],
+    to_response: Callable[[list[ResultT]], ResponseT],
+    *,
+    is_settled: Callable[[], bool],
+    end: Callable[[], None],
+) -> AsyncGenerator[ResponseT, None]:
+    """Take the items of `requests` and yield responses until the outbox is closed; then `end` frees the sessions.
+
+    A peer that sends no more still gets every answer, then the end. A fault of reading is raised after those
+    answers, so that the call ends with its status; a fault of one item is its answer, and `take` raises none.
+
+    Args:
+        is_settled: whether every item has its answer; the answer that makes it true is in the outbox.
+    """
+
+    def close_when_settled(_: object = None) -> None:
+        if reader.done() and is_settled():
+            outbox.close()
+
+    reader = asyncio.create_task(_read(requests, take))
+    reader.add_done_callback(close_when_settled)
+    try:
+        async with aclosing(outbox.batches()) as batches:
+            async for results in batches:
+                yield to_response(results)
+                close_when_settled()
+        if reader.done():
+            reader.result()
+    finally:
+        reader.cancel()
+        end()
+        await asyncio.gather(reader, return_exceptions=True)
+
+
+async def _read(requests: AsyncIterator[Any], take: Take) -> None:
+    """Every item of every message, until the peer sends no more."""
+    async for request in requests:
+        now_s = asyncio.get_running_loop().time()
+        for item in request.items:
+            deadline_s = now_s + item.deadline_ms / 1000 if item.deadline_ms else None
+            take(item, codec.stamp_from_proto(item.stamp), now_s, deadline_s)

@@ -11,7 +11,7 @@ from engine.backends.base import KvUsage
 from engine.backends.toy_backend import LogitsOf
 from engine.sampling.policies import Decision, VerifyRows, check_proposal, rows_of, verify
 from engine.sampling.processors import process
-from tandem.types import DraftProbsTransport, Proposal, SamplingParams, SessionSpec, VerificationPolicy
+from tandem.types import DraftProbsTransport, ModelInfo, Proposal, SamplingParams, SessionSpec, VerificationPolicy
 
 VOCAB = 32
 
@@ -85,7 +85,7 @@ class StubProposer:
             graph_safe=False,
             needs_hidden_states=False,
             transports=frozenset({DraftProbsTransport.ONE_HOT}),
-            vocab_size=self._vocab_size,
+            model=ModelInfo(vocab_size=self._vocab_size),
         )
 
     def propose(self, batch: Sequence[ProposeInput]) -> list[Proposal]:

@@ -48,8 +48,12 @@ def test_a_draft_model_needs_a_model_and_room_for_every_session_in_one_step() ->
 def test_a_draft_model_is_loaded_with_its_vocabulary_and_drafts() -> None:
     proposer = load_proposer("draft_model", ProposerSettings(max_sessions=8, engine=TOY))
     capabilities = proposer.capabilities
-    assert (capabilities.name, capabilities.vocab_size, capabilities.backend) == ("draft_model", 32, "toy")
-    assert len(capabilities.vocab_hash) == 64
+    assert (capabilities.name, capabilities.model.vocab_size, capabilities.model.backend) == (
+        "draft_model",
+        32,
+        "toy",
+    )
+    assert len(capabilities.model.vocab_hash) == 64
     (proposal,) = proposer.propose([ProposeInput(SessionKey(1), make_spec(), (1, 2, 3), 3)])
     assert len(proposal.draft_token_ids) == 3
 

@@ -345,6 +345,38 @@ def test_draining_says_so_waits_for_open_sessions_and_ends_streams_with_ok() -> 
     play(scenario, StubProposer())
 
 
+def test_no_session_is_opened_while_draining_and_a_repeat_of_an_open_is_still_answered() -> None:
+    async def scenario(server: Running, peer: Peer) -> None:
+        await peer.ask(open_item(make_spec(PROMPT)))
+        draining = asyncio.create_task(server.service.drain(10))
+        await settled(lambda: server.service.load.draining)
+        code, message = error_of(await peer.ask(open_item(make_spec(PROMPT), session=2)))
+        assert code is ErrorCode.NO_CAPACITY
+        assert "draining" in message
+        assert (await peer.ask(open_item(make_spec(PROMPT)))).WhichOneof("outcome") == "opened"
+        await peer.ask(close_item())
+        await draining
+
+    play(scenario, StubProposer())
+
+
+def test_a_peer_that_sends_no_more_still_gets_the_answers_of_rounds_in_work_and_then_the_end() -> None:
+    proposer = StubProposer(Proposal((4, 5)))
+    proposer.gate.clear()
+
+    async def scenario(server: Running, peer: Peer) -> None:
+        await peer.ask(open_item(make_spec(PROMPT)))
+        await peer.send(propose_item(PROMPT, 1, 3))
+        await settled(lambda: proposer.started.acquire(blocking=False))
+        await peer.call.done_writing()
+        proposer.gate.set()
+        assert proposal_of(await peer.receive()) == Proposal((4, 5))
+        assert (await peer.call.code()).name == "OK"
+        await settled(lambda: server.service.num_sessions == 0)
+
+    play(scenario, proposer)
+
+
 @pytest.mark.parametrize("kind", ["ngram", "draft_model"])
 def test_get_info_says_what_is_served(kind: str) -> None:
     async def scenario(server: Running, peer: Peer) -> None:

@@ -3,21 +3,18 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
-
-import grpc
 
 from draft_service.proposers.base import Proposer
 from draft_service.server import DraftServicer
 from draft_service.service import DraftLimits, DraftService
 from tandem import codec
 from tandem.draft.v1 import draft_pb2 as pb
-from tandem.draft.v1 import draft_pb2_grpc
-from tandem.prefix_hash import HashedTokens
-from tandem.serving.channels import open_channel
+from tandem.draft.v1.draft_pb2_grpc import DraftServiceStub, add_DraftServiceServicer_to_server
 from tandem.serving.compute import ComputeThread
-from tandem.serving.errors import LifecycleInterceptor
-from tandem.types import ErrorCode, Proposal, SessionId, SessionSpec, Stamp
+from tandem.types import ErrorCode, Proposal
+from tests import items
 
 
 @dataclass
@@ -32,15 +29,11 @@ class Running:
 async def running(proposer: Proposer, limits: DraftLimits = DraftLimits()) -> AsyncIterator[Running]:  # noqa: B008
     """Serve on a free port until the block ends."""
     service = DraftService(proposer, limits, ComputeThread("draft-compute"))
-    server = grpc.aio.server(interceptors=[LifecycleInterceptor()])
-    draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(service), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
+    servicer = DraftServicer(service)
     try:
-        async with open_channel(f"127.0.0.1:{port}") as channel:
-            yield Running(service, draft_pb2_grpc.DraftServiceStub(channel))
+        async with items.channel_to(lambda server: add_DraftServiceServicer_to_server(servicer, server)) as channel:
+            yield Running(service, DraftServiceStub(channel))
     finally:
-        await server.stop(0)
         await service.batcher.aclose()
 
 
@@ -67,14 +60,7 @@ class Peer:
         return await self.receive()
 
 
-def stamp(tokens: Sequence[int], session: int = 1, epoch: int = 1, round_index: int = 0) -> Stamp:
-    """A stamp for these committed tokens."""
-    return Stamp(SessionId(session), epoch, round_index, len(tokens), HashedTokens(tokens).prefix_hash())
-
-
-def open_item(spec: SessionSpec, session: int = 1, epoch: int = 1) -> pb.ProposeItem:
-    made_for = stamp(spec.token_ids, session, epoch)
-    return pb.ProposeItem(stamp=codec.stamp_to_proto(made_for), open=codec.session_to_proto(spec))
+open_item = partial(items.open_item, pb.ProposeItem)
 
 
 def propose_item(
@@ -89,14 +75,12 @@ def propose_item(
     step = pb.ProposeStep(
         tail_start=tail_start, committed_token_ids=tokens[tail_start:], num_draft_tokens=num_draft_tokens
     )
-    made_for = stamp(tokens, session, epoch, round_index)
+    made_for = items.stamp(tokens, round_index, session, epoch)
     return pb.ProposeItem(stamp=codec.stamp_to_proto(made_for), propose=step)
 
 
 def close_item(session: int = 1, epoch: int = 1) -> pb.ProposeItem:
-    item = pb.ProposeItem(stamp=codec.stamp_to_proto(stamp((), session, epoch)))
-    item.close.SetInParent()
-    return item
+    return items.close_item(pb.ProposeItem, items.stamp((), 0, session, epoch))
 
 
 def proposal_of(result: pb.ProposeResult) -> Proposal:

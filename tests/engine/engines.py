@@ -11,7 +11,8 @@ from engine.kernels.cpu_reference import TorchKernels
 from engine.models.config import LoadedModel
 from engine.models.linear import LinearType, PackedLinear
 from engine.models.llama import build_llama
-from tests.engine.tiny_models import FAMILIES, random_model
+from tests.engine.tiny_models import FAMILIES
+from tests.fixtures.tiny_models import random_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

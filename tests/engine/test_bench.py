@@ -11,7 +11,8 @@ from engine.bench import Measurement, bench_engine, render_report
 from engine.models.linear import PackedLinear
 from engine.models.llama import build_llama
 from tests.engine.engines import DTYPES, logits_of, random_tokens, tiny_engine
-from tests.engine.tiny_models import FAMILIES, random_model
+from tests.engine.tiny_models import FAMILIES
+from tests.fixtures.tiny_models import random_model
 
 
 @pytest.mark.parametrize("family", [*FAMILIES])

@@ -6,7 +6,8 @@ import torch
 from engine.backends.base import EngineError, OutOfBlocksError, SequenceId, SequenceInput, SpeculativeEngine
 from engine.backends.torch_backend import TorchEngine
 from tests.engine.engines import logits, logits_of, random_tokens, tiny_engine
-from tests.engine.tiny_models import FAMILIES, random_model
+from tests.engine.tiny_models import FAMILIES
+from tests.fixtures.tiny_models import random_model
 
 
 @pytest.fixture

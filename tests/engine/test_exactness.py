@@ -13,7 +13,8 @@ from engine.kernels.base import LayerKernels
 from engine.models.linear import ChunkedLinear
 from tests.engine.engines import DTYPES, logits, logits_of, random_tokens, tiny_engine
 from tests.engine.naive_model import naive_logits
-from tests.engine.tiny_models import FAMILIES, random_model, tiny_config
+from tests.engine.tiny_models import FAMILIES, tiny_config
+from tests.fixtures.tiny_models import random_model
 
 MakeEngine = Callable[..., TorchEngine]
 

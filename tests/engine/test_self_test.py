@@ -14,7 +14,8 @@ from engine.kv.cache import KvCache
 from engine.models.config import ModelConfig
 from engine.models.linear import ChunkedLinear, PackedLinear
 from tests.engine.engines import logits_of
-from tests.engine.tiny_models import FAMILIES, random_model
+from tests.engine.tiny_models import FAMILIES
+from tests.fixtures.tiny_models import random_model
 
 MODEL = random_model(FAMILIES["llama"])
 

@@ -1,59 +1,16 @@
-"""Tiny random models: every test of the engine runs on them, without files."""
+"""The shapes that the engine's tests run random models of: smaller, and with other groups of heads."""
 
-import torch
+from dataclasses import replace
+from typing import Any
 
-from engine.models.config import LoadedModel, ModelConfig
+from engine.models.config import ModelConfig
+from tests.fixtures.tiny_models import CONFIGS
 
 
-def tiny_config(**changes: object) -> ModelConfig:
+def tiny_config(**changes: Any) -> ModelConfig:
     """Two layers, grouped queries, a vocabulary of 96."""
-    fields: dict[str, object] = {
-        "family": "llama",
-        "vocab_size": 96,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_layers": 2,
-        "num_heads": 6,
-        "num_kv_heads": 2,
-        "head_dim": 16,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "max_context": 256,
-        "tie_word_embeddings": True,
-    }
-    return ModelConfig(**{**fields, **changes})  # type: ignore[arg-type]
-
-
-def random_model(config: ModelConfig, seed: int = 0) -> LoadedModel:
-    """Weights large enough that attention and logits are far from uniform."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def rand(*shape: int, scale: float = 1.0) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator) * scale
-
-    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
-    weights = {
-        "model.embed_tokens.weight": rand(config.vocab_size, hidden),
-        "model.norm.weight": 1 + rand(hidden, scale=0.1),
-    }
-    if not config.tie_word_embeddings:
-        weights["lm_head.weight"] = rand(config.vocab_size, hidden)
-    sizes = {"q": config.num_heads * dim, "k": config.num_kv_heads * dim, "v": config.num_kv_heads * dim}
-    for index in range(config.num_layers):
-        layer = f"model.layers.{index}."
-        for name, size in sizes.items():
-            weights[f"{layer}self_attn.{name}_proj.weight"] = rand(size, hidden, scale=0.2)
-            if config.attention_bias:
-                weights[f"{layer}self_attn.{name}_proj.bias"] = rand(size)
-            if config.qk_norm and name != "v":
-                weights[f"{layer}self_attn.{name}_norm.weight"] = 1 + rand(dim, scale=0.1)
-        weights[f"{layer}self_attn.o_proj.weight"] = rand(hidden, sizes["q"], scale=0.1)
-        weights[f"{layer}mlp.gate_proj.weight"] = rand(inner, hidden, scale=0.15)
-        weights[f"{layer}mlp.up_proj.weight"] = rand(inner, hidden, scale=0.15)
-        weights[f"{layer}mlp.down_proj.weight"] = rand(hidden, inner, scale=0.1)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            weights[f"{layer}{name}.weight"] = 1 + rand(hidden, scale=0.1)
-    return LoadedModel(config, weights)
+    fields = {"vocab_size": 96, "intermediate_size": 96, "num_heads": 6, "max_context": 256, **changes}
+    return replace(CONFIGS["llama"], **fields)
 
 
 FAMILIES = {

@@ -1,8 +1,12 @@
 """The outbox: everything put is written once, in order, in batches; closing ends the stream after the rest."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
-from tandem.serving.item_stream import Outbox
+import pytest
+
+from tandem.draft.v1 import draft_pb2 as pb
+from tandem.serving.item_stream import Outbox, serve_items
 
 
 def test_results_put_in_one_turn_travel_as_one_batch_and_close_flushes_the_rest() -> None:
@@ -35,3 +39,28 @@ def test_an_outbox_closed_while_empty_ends_at_once() -> None:
         return [batch async for batch in outbox.batches()]
 
     assert asyncio.run(asyncio.wait_for(scenario(), 5)) == []
+
+
+def test_a_fault_of_reading_ends_the_stream_after_the_answers_that_are_due_and_frees_the_sessions() -> None:
+    async def requests() -> AsyncIterator[pb.ProposeRequest]:
+        yield pb.ProposeRequest(items=[pb.ProposeItem(stamp={"session_id": 1})])
+        raise ConnectionError("lost")
+
+    async def scenario() -> None:
+        taken, responses, ended = [], [], asyncio.Event()
+        outbox: Outbox[int] = Outbox()
+        stream = serve_items(
+            requests(),
+            lambda item, stamp, arrived_s, deadline_s: taken.append(stamp.session_id),
+            outbox,
+            list[int],
+            is_settled=lambda: bool(responses),
+            end=ended.set,
+        )
+        asyncio.get_running_loop().call_later(0.01, outbox.put, 7)
+        responses.append(await anext(stream))
+        with pytest.raises(ConnectionError, match="lost"):
+            await anext(stream)
+        assert (taken, responses, ended.is_set()) == ([1], [[7]], True)
+
+    asyncio.run(asyncio.wait_for(scenario(), 5))

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 
 import grpc
@@ -13,34 +14,26 @@ from engine.backends.toy_backend import LogitsOf, ToyEngine, hashed_logits
 from engine.sampling.processors import process
 from engine.sampling.rows import Row
 from engine.sampling.sampler import sample
-from tandem.codec import (
-    error_from_proto,
-    proposal_to_proto,
-    session_to_proto,
-    stamp_from_proto,
-    stamp_to_proto,
-    verdict_from_proto,
-)
-from tandem.prefix_hash import HashedTokens
-from tandem.serving.channels import MAX_INNER_MESSAGE_BYTES, open_channel, server_options
+from tandem import codec
 from tandem.serving.compute import ComputeThread
-from tandem.serving.errors import LifecycleInterceptor
+from tandem.serving.items import Closed, Opened
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tandem.types import (
     Proposal,
     SamplingParams,
-    SessionId,
     SessionSpec,
     Stamp,
     Verdict,
     VerificationPolicy,
 )
-from target_service.answers import Answer, Closed, Opened, StreamId
+from target_service.answers import Answer, StreamId
 from target_service.limits import Limits
 from target_service.scheduler import Scheduler
 from target_service.server import TargetServicer, model_info
 from target_service.table import SessionTable
 from target_service.verifier import Verifier
+from tests import items
+from tests.items import stamp
 
 VOCAB = 32
 LOGITS = hashed_logits(VOCAB, seed=5)
@@ -56,11 +49,6 @@ def spec(
     policy = VerificationPolicy.GREEDY if sampling.is_greedy else VerificationPolicy.COUPLED
     base = SessionSpec(tuple(prompt), len(prompt), sampling, max_tokens, verification_policy=policy)
     return replace(base, **changes)  # type: ignore[arg-type]
-
-
-def stamp(tokens: Sequence[int], round_number: int, session: int = 1, epoch: int = 1) -> Stamp:
-    """The stamp of an item made for these committed tokens."""
-    return Stamp(SessionId(session), epoch, round_number, len(tokens), HashedTokens(tokens).prefix_hash())
 
 
 def toy(
@@ -169,7 +157,7 @@ class Client:
         futures = []
         for item in items:
             future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-            self.waiting[stamp_from_proto(item.stamp)] = future
+            self.waiting[codec.stamp_from_proto(item.stamp)] = future
             futures.append(future)
         async with self.writing:
             await self.call.write(target_pb2.VerifyRequest(items=items))
@@ -184,23 +172,20 @@ class Client:
         async for response in self.call:
             self.responses.append(response)
             for result in response.results:
-                self.waiting.pop(stamp_from_proto(result.stamp)).set_result(_outcome(result))
+                self.waiting.pop(codec.stamp_from_proto(result.stamp)).set_result(_outcome(result))
 
 
 def _outcome(result: target_pb2.VerifyResult) -> object:
     kind = result.WhichOneof("outcome")
     if kind == "verdict":
-        return verdict_from_proto(result.verdict)
+        return codec.verdict_from_proto(result.verdict)
     if kind == "error":
-        return error_from_proto(result.error)
+        return codec.error_from_proto(result.error)
     return Opened() if kind == "opened" else Closed()
 
 
-def open_item(
-    session: SessionSpec, session_id: int = 1, epoch: int = 1, deadline_ms: int = 0
-) -> target_pb2.VerifyItem:
-    mark = stamp_to_proto(stamp(session.token_ids, 0, session_id, epoch))
-    return target_pb2.VerifyItem(stamp=mark, open=session_to_proto(session), deadline_ms=deadline_ms)
+open_item = partial(items.open_item, target_pb2.VerifyItem)
+close_item = partial(items.close_item, target_pb2.VerifyItem)
 
 
 def verify_item(
@@ -208,14 +193,8 @@ def verify_item(
 ) -> target_pb2.VerifyItem:
     if not isinstance(proposal, Proposal):
         proposal = Proposal(tuple(proposal))
-    step = target_pb2.VerifyStep(proposal=proposal_to_proto(proposal))
-    return target_pb2.VerifyItem(stamp=stamp_to_proto(mark), verify=step, deadline_ms=deadline_ms)
-
-
-def close_item(mark: Stamp) -> target_pb2.VerifyItem:
-    item = target_pb2.VerifyItem(stamp=stamp_to_proto(mark))
-    item.close.SetInParent()
-    return item
+    step = target_pb2.VerifyStep(proposal=codec.proposal_to_proto(proposal))
+    return target_pb2.VerifyItem(stamp=codec.stamp_to_proto(mark), verify=step, deadline_ms=deadline_ms)
 
 
 @dataclass
@@ -253,17 +232,15 @@ async def serving(engine: ToyEngine, limits: Limits | None = None) -> AsyncItera
     """A real gRPC server around the engine."""
     limits = limits or Limits()
     scheduler = Scheduler(engine, limits, ComputeThread("target-compute"))
-    server = grpc.aio.server(interceptors=[LifecycleInterceptor()], options=server_options(MAX_INNER_MESSAGE_BYTES))
     info = model_info(engine.capabilities, "toy", "hash", limits.max_draft_tokens)
-    target_pb2_grpc.add_TargetServiceServicer_to_server(TargetServicer(scheduler, info), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
+    servicer = TargetServicer(scheduler, info)
     loop = asyncio.create_task(scheduler.run())
     try:
-        async with open_channel(f"127.0.0.1:{port}") as channel:
+        async with items.channel_to(
+            lambda server: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
+        ) as channel:
             yield Service(scheduler, channel)
     finally:
-        await server.stop(0)
         loop.cancel()
         with suppress(asyncio.CancelledError):
             await loop

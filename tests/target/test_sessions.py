@@ -3,8 +3,9 @@
 import pytest
 
 from engine.backends.base import SequenceId
+from tandem.serving.items import StaleItemError
 from tandem.types import ErrorCode, ItemError, Proposal, Stamp, Verdict
-from target_service.sessions import PendingRound, Session, StaleItemError
+from target_service.sessions import PendingRound, Session
 from tests.target.harness import STREAM, spec, stamp
 
 PROMPT = (1, 2, 3)

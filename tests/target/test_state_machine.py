@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tandem.serving.items import Closed, Opened
 from tandem.types import ErrorCode, ItemError, Verdict
-from target_service.answers import Closed, Opened
 from target_service.step import StepPlan, StepResult
 from tests.target.harness import Bench, plain_decode, spec, stamp
 

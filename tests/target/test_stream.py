@@ -14,6 +14,7 @@ from engine.backends.toy_backend import ToyEngine
 from engine.sampling.draft_sampler import sample_drafts
 from engine.sampling.rows import Row
 from tandem.common.v1 import common_pb2
+from tandem.serving.items import Closed, Opened
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tandem.types import (
     DraftProbsTransport,
@@ -26,7 +27,6 @@ from tandem.types import (
     Verdict,
     VerificationPolicy,
 )
-from target_service.answers import Closed, Opened
 from target_service.limits import Limits
 from tests.target.harness import (
     LOGITS,
@@ -314,6 +314,8 @@ def test_a_close_during_a_step_is_answered_with_an_idle_load_and_its_round_never
     async def scenario(service: Service, client: Client) -> None:
         future = await begin_blocked(engine, client)
         (closed,) = await client.send(close_item(stamp(PROMPT, 0)))
+        while len(service.scheduler.table):
+            await asyncio.sleep(0.001)
         engine.go.set()
         assert await closed == Closed()
         load = client.responses[-1].load

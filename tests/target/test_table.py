@@ -2,8 +2,9 @@
 
 import pytest
 
+from tandem.serving.items import Closed, Opened
 from tandem.types import ErrorCode, ItemError, Verdict
-from target_service.answers import Closed, Opened, StreamId
+from target_service.answers import StreamId
 from target_service.limits import Limits
 from tests.target.harness import STREAM, Bench, plain_decode, spec, stamp, toy
 

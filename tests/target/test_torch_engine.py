@@ -7,8 +7,8 @@ import pytest
 
 from engine.backends.toy_backend import ToyEngine
 from tandem.rng import F32
+from tandem.serving.items import Closed
 from tandem.types import SamplingParams, Verdict
-from target_service.answers import Closed
 from target_service.limits import Limits
 from tests.engine.engines import logits_of, random_tokens, tiny_engine
 from tests.target.harness import GREEDY, Bench, plain_decode, spec, stamp

@@ -1,0 +1,6 @@
+"""Limits that several processes have by default; here once, so that they fit each other."""
+
+MAX_STEP_TOKENS = 512  # rows of one forward
+MAX_DRAFT_TOKENS = 16  # a service makes or verifies in one round
+NUM_DRAFT_TOKENS = 4  # of a round, unless the request says otherwise
+MAX_SESSIONS = 256  # open at once; of an orchestrator: requests

@@ -1,0 +1,42 @@
+"""How a model service starts: check the address, load, serve; or say in one line why not."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from tandem.serving.channels import check_bind_address
+from tandem.serving.life import PortInUseError, configure_logging
+
+LoadedT = TypeVar("LoadedT")
+
+
+def run_service(
+    name: str,
+    options: argparse.Namespace,
+    load: Callable[[argparse.Namespace], LoadedT],
+    serve: Callable[[argparse.Namespace, LoadedT], Coroutine[Any, Any, None]],
+    load_errors: tuple[type[Exception], ...],
+) -> int:
+    """Load, then serve until a signal -> the exit code: 2, after one line on standard error, if it cannot start.
+
+    `load` may raise `load_errors`, OSError and ValueError for what the user can mend; the rest are bugs.
+    """
+    mendable: tuple[type[Exception], ...] = (OSError, ValueError, *load_errors)
+    configure_logging(name, options.log_level)
+    try:
+        check_bind_address(options.address, insecure=options.insecure)
+        loaded = load(options)
+    except mendable as error:
+        return _cannot_start(name, error)
+    try:
+        asyncio.run(serve(options, loaded))
+    except (OSError, PortInUseError) as error:
+        return _cannot_start(name, error)
+    return 0
+
+
+def _cannot_start(name: str, error: Exception) -> int:
+    sys.stderr.write(f"{name}: cannot start: {error}\n")
+    return 2
