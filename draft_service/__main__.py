@@ -22,7 +22,9 @@ from tandem.serving.start import run_service
 
 def build_parser() -> argparse.ArgumentParser:
     """Every option of the service."""
-    parser = argparse.ArgumentParser(prog="python -m draft_service", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m draft_service", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     add_server_arguments(parser, "127.0.0.1:50052")
     parser.add_argument("--proposer", default="ngram", help=f"one of: {', '.join(proposer_names())}")
     parser.add_argument("--max-ngram-size", type=int, default=5, help="ngram: most tokens to match")
@@ -32,6 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--max-sessions", type=positive_int, default=MAX_SESSIONS, help="most open sessions")
     add_engine_arguments(parser)  # for draft_model
+    parser.set_defaults(model=None)
     return parser
 
 
@@ -44,7 +47,10 @@ def main(arguments: list[str] | None = None) -> int:
 def _load(options: argparse.Namespace) -> tuple[Proposer, ComputeThread]:
     """The proposer, and the thread it was loaded on."""
     settings = ProposerSettings(
-        options.max_ngram_size, options.min_ngram_size, options.max_sessions, engine_settings(options)
+        options.max_ngram_size,
+        options.min_ngram_size,
+        options.max_sessions,
+        engine_settings(options) if options.model or options.toy else None,
     )
     compute = ComputeThread("draft-compute")
     return compute.run_blocking(load_proposer, options.proposer, settings), compute

@@ -43,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         HandshakeError,
         LinkLostError,
         ModelNotFoundError,
+        OSError,
         PortInUseError,
         VocabularyError,
     ) as error:
@@ -104,7 +105,9 @@ def _load_vocabulary(options: argparse.Namespace) -> tuple[Vocabulary, str]:
 
 def build_parser() -> argparse.ArgumentParser:
     """Every option of the service."""
-    parser = argparse.ArgumentParser(prog="python -m orchestrator", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m orchestrator", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     add_server_arguments(parser, "127.0.0.1:50050")
     parser.add_argument("--target", required=True, metavar="HOST:PORT", help="the target service")
     parser.add_argument("--draft", metavar="HOST:PORT", help="the draft service; without one nothing is drafted")
@@ -117,7 +120,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--draft-timeout", type=seconds, default=5.0, metavar="S", help="longest wait for drafts")
     parser.add_argument("--target-timeout", type=seconds, default=60.0, metavar="S", help="before asking again")
     parser.add_argument(
-        "--reconnect-timeout", type=seconds, default=10.0, metavar="S", help="longest wait for a lost target"
+        "--reconnect-timeout", type=seconds, default=60.0, metavar="S", help="longest wait for a lost target"
     )
     parser.add_argument(
         "--connect-timeout", type=seconds, default=30.0, metavar="S", help="longest wait for the services at start"

@@ -105,8 +105,11 @@ def _prompt(request: pb.GenerateRequest, offer: Offer) -> tuple[int, ...]:
 def _session_spec(request: pb.GenerateRequest, prompt: tuple[int, ...], offer: Offer) -> SessionSpec:
     stopping = request.stopping
     sampling = codec.sampling_from_proto(request.sampling)
-    if sampling.seed is None:
-        sampling = replace(sampling, seed=secrets.randbits(64))
+    sampling = replace(
+        sampling,
+        seed=secrets.randbits(64) if sampling.seed is None else sampling.seed,
+        allowed_token_ids=tuple(dict.fromkeys(sampling.allowed_token_ids)),
+    )
     try:
         policy = sampling.choose_policy(codec.policy_from_proto(request.speculation.verification_policy))
     except ItemError as error:

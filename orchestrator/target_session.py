@@ -16,7 +16,7 @@ from orchestrator.session_handle import SessionHandle, answer_of
 from tandem import codec
 from tandem.serving.errors import ServiceError
 from tandem.target.v1 import target_pb2
-from tandem.types import ErrorCode, ItemError, Proposal, Verdict
+from tandem.types import ErrorCode, ItemError, ModelInfo, Proposal, Verdict
 
 _MAX_TRIES = 8  # of one round, re-opens and repeats together
 _REOPEN_CODES = {ErrorCode.UNKNOWN_SESSION, ErrorCode.PREFIX_MISMATCH}
@@ -34,7 +34,7 @@ class TargetPatience:
     """How long a request waits for the target."""
 
     answer_s: float = 60.0  # before the same item is sent again
-    reconnect_s: float = 10.0  # for a lost stream to come back
+    reconnect_s: float = 60.0  # for a lost stream to come back; a target loads its model in that time
 
 
 class TargetSession:
@@ -48,6 +48,7 @@ class TargetSession:
         self._handle = handle
         self._patience = patience
         self._opening: asyncio.Future[target_pb2.VerifyResult] | None = None  # until a verdict shows that it worked
+        self._model: ModelInfo | None = None  # the target's that the first token came from
 
     def open(self, sequence: Sequence) -> None:
         """Let the target begin with the prompt. Without a stream nothing happens: `verify` opens as well."""
@@ -92,6 +93,7 @@ class TargetSession:
         self._check_time()
         if self._handle.needs_open:
             await self._wait_for_link()
+            self._check_same_model()
             self._opening = self._handle.open(sequence)
         item = self._handle.step_item(sequence)
         item.verify.proposal.CopyFrom(codec.proposal_to_proto(proposal))
@@ -103,6 +105,8 @@ class TargetSession:
                 await self._check_opening()
             raise
         self._opening = None
+        if self._model is None and self._handle.link.info is not None:
+            self._model = self._handle.link.info.model
         return codec.verdict_from_proto(result.verdict)
 
     async def _check_opening(self) -> None:
@@ -121,6 +125,19 @@ class TargetSession:
         except LinkLostError as error:
             self._check_time()
             raise ServiceError(grpc.StatusCode.UNAVAILABLE, str(error)) from error
+
+    def _check_same_model(self) -> None:
+        """ServiceError unless the target still computes what it did: half an answer of each of two is no answer."""
+        info = self._handle.link.info
+        if self._model is None or info is None:
+            return
+        before, now = self._model, info.model
+        if (before.model_id, before.numerics_fingerprint) != (now.model_id, now.numerics_fingerprint):
+            raise ServiceError(
+                grpc.StatusCode.ABORTED,
+                f"{self._handle.link} came back with other numerics during the request: {before.model_id} "
+                f"({before.numerics_fingerprint}) before, {now.model_id} ({now.numerics_fingerprint}) now",
+            )
 
     def _limit_s(self) -> float:
         return self._handle.deadline.remaining_s(self._patience.answer_s)

@@ -9,6 +9,7 @@ import typer
 
 from tandem import cluster_options
 from tandem.client import GenerateOptions, GenerationResult, Prompt, SyncTandemClient, TandemError
+from tandem.client_request import build_request
 from tandem.defaults import NUM_DRAFT_TOKENS
 from tandem.processes import LocalCluster, ServiceStartError
 from tandem.serving.channels import AddressError
@@ -79,7 +80,9 @@ def generate(
         num_draft_tokens=num_draft_tokens if _is_given(context, "num_draft_tokens") else None,
     )
     text = sys.stdin.read() if prompt == "-" else prompt
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack a character
     try:
+        build_request(text, **options)  # what cannot be asked is refused before services are started
         with services(address, own, choice) as serving, SyncTandemClient(serving) as client:
             result = stream(client, [{"role": "user", "content": text}] if chat else text, options)
     except (TandemError, ServiceStartError, AddressError, cluster_options.OptionError) as error:

@@ -52,6 +52,7 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
             raise InvalidArgumentError(f"sampling.logit_bias[{token_id}]", f"{bias!r} is outside [-100, 100]")
     check_count("sampling.bad_token_ids", sampling.bad_token_ids, MAX_TOKEN_ID_ENTRIES)
     check_token_ids("sampling.bad_token_ids", sampling.bad_token_ids, vocab_size)
+    check_count("sampling.allowed_token_ids", sampling.allowed_token_ids, vocab_size)
     check_token_ids("sampling.allowed_token_ids", sampling.allowed_token_ids, vocab_size)
     if sampling.allowed_token_ids and set(sampling.allowed_token_ids) <= set(sampling.bad_token_ids):
         raise InvalidArgumentError(

@@ -66,7 +66,8 @@ class Vocabulary:
             bos_token_id=bos_token_id,
             add_bos=_wants_bos(config, tokenizer, bos_token_id),
             strips_leading_space=strips,
-            encode_verbatim=lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids),
+            # A batch of one: unlike `encode`, it lets other threads run meanwhile.
+            encode_verbatim=lambda text: list(tokenizer.encode_batch([text], add_special_tokens=False)[0].ids),
             chat_template=ChatTemplate(template, bos_token, eos_token) if template else None,
         )
 

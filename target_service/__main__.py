@@ -27,7 +27,9 @@ _log = logging.getLogger("target_service")
 def build_parser() -> argparse.ArgumentParser:
     """Every option of the service."""
     limits = Limits()
-    parser = argparse.ArgumentParser(prog="python -m target_service", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m target_service", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     add_server_arguments(parser, "127.0.0.1:50051")
     group = parser.add_argument_group("limits")
     group.add_argument(

@@ -28,6 +28,8 @@ ProposerFactory = Callable[[ProposerSettings], Proposer]
 
 
 def _ngram(settings: ProposerSettings) -> Proposer:
+    if settings.engine is not None:
+        raise ProposerError("proposer 'ngram' uses no model: --model and --toy are for 'draft_model'")
     try:
         return NgramProposer(PromptLookup(settings.max_ngram_size, settings.min_ngram_size))
     except ValueError as error:

@@ -50,7 +50,7 @@ def _load_toy(settings: EngineSettings) -> LoadedEngine:
 
 
 def _load_torch(settings: EngineSettings) -> LoadedEngine:
-    # The toy backend starts at once because none of this is imported for it.
+    # Not for the toy backend, which starts at once.
     from engine.backends.torch_loading import load_torch_engine
     from engine.models.loading import load_model
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import torch
 
+from engine.backends.base import EngineError
 from engine.kv.block_table import BlockCopy
 from engine.models.config import ModelConfig
 
@@ -17,9 +18,12 @@ class KvCache:
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, num_blocks: int, block_size: int) -> None:
         # [layers, 2 (keys, values), blocks, kv heads, block_size, head_dim]
-        self.memory = torch.zeros(
-            config.num_layers, 2, num_blocks, config.num_kv_heads, block_size, config.head_dim, dtype=dtype
-        )
+        shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
+        try:
+            self.memory = torch.zeros(shape, dtype=dtype)
+        except RuntimeError as error:
+            num_bytes = config.kv_bytes_per_token(dtype.itemsize) * num_blocks * block_size
+            raise EngineError(f"key-value memory of {num_bytes} bytes cannot be had; ask for less") from error
         self.block_size = block_size
 
     def keys(self, layer: int) -> torch.Tensor:

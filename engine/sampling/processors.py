@@ -30,9 +30,9 @@ def process(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     """
     if logits.shape[0] != len(rows):
         raise ValueError(f"{logits.shape[0]} rows of logits for {len(rows)} rows")
-    histories: dict[tuple[int, int], _History] = {}
+    requests = _Requests()
     for index, row in enumerate(rows):
-        _process_row(logits[index], row, histories)
+        _process_row(logits[index], row, requests)
     return logits
 
 
@@ -47,6 +47,30 @@ def needs_no_logits(spec: SessionSpec, output_len: int) -> bool:
         and not _has_penalties(sampling)
         and (output_len >= spec.min_tokens or not spec.ending_token_ids)
     )
+
+
+class _Requests:
+    """What the rows of one request share, made once a step: rows hold one and the same objects of their request."""
+
+    def __init__(self) -> None:
+        self._histories: dict[tuple[int, int], _History] = {}
+        self._forbidden: dict[int, torch.Tensor] = {}
+
+    def history(self, row: Row) -> "_History":
+        """The request's committed tokens."""
+        key = id(row.committed_token_ids), row.spec.prompt_len
+        if key not in self._histories:
+            self._histories[key] = _History(row)
+        return self._histories[key]
+
+    def forbidden(self, allowed_token_ids: tuple[int, ...], logits: torch.Tensor) -> torch.Tensor:
+        """Every id but the allowed ones, as an index int64 [N]."""
+        key = id(allowed_token_ids)
+        if key not in self._forbidden:
+            others = torch.ones_like(logits, dtype=torch.bool)
+            others[_ids(allowed_token_ids, logits)] = False
+            self._forbidden[key] = others.nonzero()[:, 0]
+        return self._forbidden[key]
 
 
 class _History:
@@ -65,19 +89,15 @@ class _History:
         return self._output_counts + Counter(row.draft_token_ids)
 
 
-def _process_row(logits: torch.Tensor, row: Row, histories: dict[tuple[int, int], _History]) -> None:
+def _process_row(logits: torch.Tensor, row: Row, requests: _Requests) -> None:
     """All processors on one row [V], in place."""
     sampling, spec = row.spec.sampling, row.spec
     if sampling.logit_bias:
         _add(logits, sampling.logit_bias)
     if _has_penalties(sampling):
-        # The rows of a request hold one and the same sequence of committed tokens.
-        key = id(row.committed_token_ids), spec.prompt_len
-        if key not in histories:
-            histories[key] = _History(row)
-        _penalise(logits, row, histories[key])
+        _penalise(logits, row, requests.history(row))
     if sampling.allowed_token_ids:
-        _mask(logits, _all_but(sampling.allowed_token_ids, logits))
+        _mask(logits, requests.forbidden(sampling.allowed_token_ids, logits))
     if sampling.bad_token_ids:
         _mask(logits, _ids(sampling.bad_token_ids, logits))
     if row.output_len < spec.min_tokens and spec.ending_token_ids:
@@ -105,13 +125,6 @@ def _ids(token_ids: Iterable[int], logits: torch.Tensor) -> torch.Tensor:
     """The ids that the row has, as an index int64 [N]."""
     known = [token_id for token_id in token_ids if token_id < logits.shape[0]]
     return torch.tensor(known, dtype=torch.int64, device=logits.device)
-
-
-def _all_but(token_ids: Iterable[int], logits: torch.Tensor) -> torch.Tensor:
-    """Every other id, as an index int64 [N]."""
-    others = torch.ones_like(logits, dtype=torch.bool)
-    others[_ids(token_ids, logits)] = False
-    return others.nonzero()[:, 0]
 
 
 def _add(logits: torch.Tensor, amounts: Mapping[int, float]) -> None:

@@ -93,6 +93,10 @@ async def run_server(
         AddressError, PortInUseError: before anything is served.
     """
     check_bind_address(settings.address, insecure=settings.insecure)
+    if settings.ready_file is not None and not settings.ready_file.parent.is_dir():
+        raise FileNotFoundError(
+            f"--ready-file {settings.ready_file}: there is no folder {settings.ready_file.parent}"
+        )
     server = grpc.aio.server(
         interceptors=[LifecycleInterceptor()], options=server_options(settings.max_message_bytes)
     )

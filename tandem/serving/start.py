@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -30,6 +31,9 @@ def run_service(
         loaded = load(options)
     except mendable as error:
         return _cannot_start(name, error)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{name}: interrupted while loading\n")
+        os._exit(130)  # the thread that loads cannot be stopped, and is not worth waiting for
     try:
         asyncio.run(serve(options, loaded))
     except (OSError, PortInUseError) as error:

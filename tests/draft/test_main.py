@@ -21,7 +21,12 @@ from draft_service.__main__ import main
         (["--address", "0.0.0.0:0"], "pass --insecure"),
         (["--address", "nowhere"], "HOST:PORT"),
         (["--proposer", "draft_model", "--model", "/nowhere/at/all"], "/nowhere/at/all"),
-        (["--proposer", "draft_model", "--max-sessions", "9", "--max-step-tokens", "8"], "max_step_tokens 8"),
+        (
+            ["--proposer", "draft_model", "--max-sessions", "9", "--max-step-tokens", "8", "--model", "x"],
+            "step_tokens 8",
+        ),
+        (["--proposer", "draft_model"], "needs a model: name one with --model"),
+        (["--model", "smollm2-135m"], "proposer 'ngram' uses no model"),
     ],
 )
 def test_what_cannot_start_says_so_in_one_line_and_exits_with_2(

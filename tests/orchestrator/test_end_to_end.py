@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from draft_service.proposers.base import Proposer
+from engine.backends.toy_backend import ToyEngine, hashed_logits
 from orchestrator.server import OrchestratorSettings
 from orchestrator.target_session import TargetPatience
 from tandem.client import (
@@ -260,6 +261,26 @@ def test_a_target_that_restarts_is_a_pause_and_changes_no_token() -> None:
                     await stack.target.start()
             assert generation.result.token_ids == expected.token_ids
             assert generation.result.speculation.num_reopens >= 1
+
+    run(scenario())
+
+
+def test_a_target_that_comes_back_as_another_model_never_continues_an_answer() -> None:
+    async def scenario() -> None:
+        async with all_services(similar_draft) as stack:
+            generation = stack.client.generate("abc", max_tokens=60, ignore_eos=True, **GREEDY)
+
+            async def replace_the_target_midway() -> None:
+                async for _ in generation:
+                    await stack.target.stop()
+                    other = hashed_logits(64, seed=4)
+                    stack.target.engine = ToyEngine(other, 64, max_context=256, num_blocks=512, fingerprint="other")
+                    await stack.target.start()
+
+            with pytest.raises(TandemError, match="came back with other numerics") as caught:
+                await replace_the_target_midway()
+            assert caught.value.code == "ABORTED"
+            assert (await stack.client.complete("abc", max_tokens=3, ignore_eos=True)).num_completion_tokens == 3
 
     run(scenario())
 
