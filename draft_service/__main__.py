@@ -23,7 +23,9 @@ from tandem.serving.start import run_service
 def build_parser() -> argparse.ArgumentParser:
     """Every option of the service."""
     parser = argparse.ArgumentParser(
-        prog="python -m draft_service", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        prog="python -m draft_service",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add_server_arguments(parser, "127.0.0.1:50052")
     parser.add_argument("--proposer", default="ngram", help=f"one of: {', '.join(proposer_names())}")

@@ -106,7 +106,9 @@ def _load_vocabulary(options: argparse.Namespace) -> tuple[Vocabulary, str]:
 def build_parser() -> argparse.ArgumentParser:
     """Every option of the service."""
     parser = argparse.ArgumentParser(
-        prog="python -m orchestrator", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        prog="python -m orchestrator",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add_server_arguments(parser, "127.0.0.1:50050")
     parser.add_argument("--target", required=True, metavar="HOST:PORT", help="the target service")

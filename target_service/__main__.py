@@ -28,7 +28,9 @@ def build_parser() -> argparse.ArgumentParser:
     """Every option of the service."""
     limits = Limits()
     parser = argparse.ArgumentParser(
-        prog="python -m target_service", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        prog="python -m target_service",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add_server_arguments(parser, "127.0.0.1:50051")
     group = parser.add_argument_group("limits")
