@@ -17,6 +17,9 @@ _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
+MAX_DETAILS_CHARS = 1000  # details travel as metadata, which clients limit to a few kilobytes
+
+
 class ServiceError(Exception):
     """A failure with a status the caller should see; the message is sent as it is."""
 
@@ -78,9 +81,9 @@ async def _guarded(work: Awaitable[Any], context: _Context, method: str) -> Any:
     try:
         return await work
     except InvalidArgumentError as error:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _shortened(str(error)))
     except ServiceError as error:
-        await context.abort(error.code, str(error))
+        await context.abort(error.code, _shortened(str(error)))
     except asyncio.CancelledError:
         if task.cancelling():  # the client went; grpc must see the cancellation
             raise
@@ -93,3 +96,8 @@ async def _guarded(work: Awaitable[Any], context: _Context, method: str) -> Any:
     except Exception:  # noqa: BLE001 - the last line of defence: a bug must not leak its text nor stop the server
         _log.exception("unhandled error in %s", method)
         await context.abort(grpc.StatusCode.INTERNAL, "internal error")
+
+
+def _shortened(details: str) -> str:
+    """What a message quotes may be as long as a request."""
+    return details if len(details) <= MAX_DETAILS_CHARS else details[:MAX_DETAILS_CHARS] + " ..."

@@ -63,6 +63,7 @@ async def stop(task: asyncio.Task[None]) -> None:
     [
         (InvalidArgumentError("prompt", "is empty"), grpc.StatusCode.INVALID_ARGUMENT, "prompt: is empty"),
         (ServiceError(grpc.StatusCode.UNAVAILABLE, "no target"), grpc.StatusCode.UNAVAILABLE, "no target"),
+        (InvalidArgumentError("a", "b" * 20_000), grpc.StatusCode.INVALID_ARGUMENT, "a: " + "b" * 997 + " ..."),
         (RuntimeError("secret path"), grpc.StatusCode.INTERNAL, "internal error"),
         (asyncio.CancelledError(), grpc.StatusCode.INTERNAL, "internal error"),
     ],
