@@ -25,6 +25,11 @@ def tandem(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=HANG_S)
 
 
+def hear_ctrl_c() -> None:
+    """In the child: a suite that runs as a shell's background job hands down that Ctrl-C is ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def wait_until_idle(client: SyncTandemClient) -> bool:
     """Whether both services come to hold no session and no block."""
     deadline = time.monotonic() + IDLE_WITHIN_S
@@ -74,7 +79,10 @@ def test_stats_tell_tokens_passes_acceptance_speed_and_seed(addresses: dict[str,
 def test_ctrl_c_frees_both_services_sessions_within_a_round(addresses: dict[str, str]) -> None:
     command = [sys.executable, "-m", "tandem", "generate", "endless", "--address", addresses["orchestrator"]]
     process = subprocess.Popen(
-        [*command, "--max-tokens", "3000", "--ignore-eos"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*command, "--max-tokens", "3000", "--ignore-eos"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=hear_ctrl_c,
     )
     assert process.stdout is not None
     process.stdout.read(1)  # it streams
