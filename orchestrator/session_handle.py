@@ -56,7 +56,7 @@ class SessionHandle(Generic[ItemT, ResultT]):
         return not (self._is_open and self.link.is_up and self._generation == self.link.generation)
 
     def mark_lost(self) -> None:
-        """The replica said that it does not have this session as we do."""
+        """The replica said that it does not have the session as we do."""
         self._is_open = False
 
     def open(self, sequence: Sequence) -> "asyncio.Future[ResultT]":
