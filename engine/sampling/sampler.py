@@ -7,8 +7,6 @@ tokens. (Processed logits are log-probabilities up to a constant, and a constant
 Letters: R rows, V vocabulary.
 """
 
-from collections.abc import Sequence
-
 import torch
 
 from engine.sampling.gumbel import gumbel_argmax, noise_key
@@ -36,8 +34,3 @@ def sample_row(processed: torch.Tensor, row: Row) -> int:
     if row.spec.sampling.is_greedy:
         return int(select(processed))
     return gumbel_argmax(processed.cpu().numpy(), noise_key(row.spec, Stream.TARGET, row.position))
-
-
-def sample(processed: torch.Tensor, rows: Sequence[Row]) -> list[int]:
-    """The token that each processed row of float32 [R, V] gives."""
-    return [sample_row(processed[index], row) for index, row in enumerate(rows)]

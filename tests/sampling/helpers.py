@@ -1,11 +1,14 @@
 """What the sampling tests share: specs, logits of a distribution, and the five-standard-errors check."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.sampling.rows import Row
+from engine.sampling.sampler import sample_row
 from tandem.types import DraftProbsTransport, SamplingParams, SessionSpec, SparseProbs, VerificationPolicy
 
 Probs = npt.NDArray[np.float64]
@@ -60,3 +63,8 @@ def worst_deviation(counts: npt.ArrayLike, probs: npt.ArrayLike) -> float:
     variance = total * expected[possible] * (1 - expected[possible])
     distance = np.abs(observed[possible] - total * expected[possible])
     return float((distance / np.sqrt(np.maximum(variance, 1.0))).max())
+
+
+def sample(processed: torch.Tensor, rows: Sequence[Row]) -> list[int]:
+    """Plain decoding's token for each processed row of float32 [R, V]."""
+    return [sample_row(processed[index], row) for index, row in enumerate(rows)]

@@ -9,11 +9,11 @@ from engine.sampling.policies import Decision, VerifyRows, check_proposal, rows_
 from engine.sampling.processors import process
 from engine.sampling.rejection import sparse_q
 from engine.sampling.rows import Row
-from engine.sampling.sampler import sample, select
+from engine.sampling.sampler import select
 from tandem import rng
 from tandem.rng import Stream
 from tandem.types import MAX_SPARSE_ENTRIES, DraftProbsTransport, Proposal, VerificationPolicy
-from tests.sampling.helpers import PROMPT, logits_of, make_spec, worst_deviation
+from tests.sampling.helpers import PROMPT, logits_of, make_spec, sample, worst_deviation
 
 REJECTION, SPARSE, ONE_HOT = VerificationPolicy.REJECTION, DraftProbsTransport.SPARSE, DraftProbsTransport.ONE_HOT
 LOGITS = torch.randn((4, 1000), generator=torch.Generator().manual_seed(4)) * 2

@@ -13,7 +13,7 @@ from engine.sampling import policies_reference
 from engine.sampling.policies import Decision, VerifyRows, check_proposal, rows_of, verify, verify_argmax
 from engine.sampling.processors import process
 from engine.sampling.rows import Row
-from engine.sampling.sampler import sample, select
+from engine.sampling.sampler import select
 from tandem.types import (
     DraftProbsTransport,
     ErrorCode,
@@ -23,7 +23,7 @@ from tandem.types import (
     SparseProbs,
     VerificationPolicy,
 )
-from tests.sampling.helpers import PROMPT, logits_of, make_spec, sparse
+from tests.sampling.helpers import PROMPT, logits_of, make_spec, sample, sparse
 
 V = 6
 GREEDY, COUPLED, REJECTION = VerificationPolicy.GREEDY, VerificationPolicy.COUPLED, VerificationPolicy.REJECTION

@@ -11,9 +11,8 @@ from engine.backends.toy_backend import ToyEngine, hashed_logits, scripted_logit
 from engine.sampling.policies import VerifyRows, rows_of, verify
 from engine.sampling.processors import process
 from engine.sampling.rows import Row
-from engine.sampling.sampler import sample
 from tandem.types import DraftProbsTransport, Proposal, SessionSpec, VerificationPolicy
-from tests.sampling.helpers import P4, PROMPT, logits_of, make_spec, worst_deviation
+from tests.sampling.helpers import P4, PROMPT, logits_of, make_spec, sample, worst_deviation
 
 Drafter = Callable[[Sequence[int]], tuple[int, ...]]  # committed tokens -> drafts
 ONE_HOT = DraftProbsTransport.ONE_HOT

@@ -13,7 +13,6 @@ import torch
 from engine.backends.toy_backend import LogitsOf, ToyEngine, hashed_logits
 from engine.sampling.processors import process
 from engine.sampling.rows import Row
-from engine.sampling.sampler import sample
 from tandem import codec
 from tandem.serving.compute import ComputeThread
 from tandem.serving.items import Closed, Opened
@@ -34,6 +33,7 @@ from target_service.table import SessionTable
 from target_service.verifier import Verifier
 from tests import items
 from tests.items import stamp
+from tests.sampling.helpers import sample
 
 VOCAB = 32
 LOGITS = hashed_logits(VOCAB, seed=5)
