@@ -27,6 +27,7 @@ _TRANSPORTS: Mapping[VerificationPolicy, DraftProbsTransport] = MappingProxyType
         VerificationPolicy.GREEDY: DraftProbsTransport.ONE_HOT,
         VerificationPolicy.COUPLED: DraftProbsTransport.COUPLED,
         VerificationPolicy.REJECTION: DraftProbsTransport.SPARSE,
+        VerificationPolicy.BLOCK: DraftProbsTransport.SPARSE,
     }
 )
 

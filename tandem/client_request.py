@@ -35,7 +35,7 @@ class GenerateOptions(TypedDict, total=False):
     include_stop_in_output: bool | None
     speculation: bool | None  # False: plain decoding
     num_draft_tokens: int | None  # most drafts a round; 0: none
-    verification_policy: VerificationPolicy | str | None  # "greedy", "coupled" or "rejection"
+    verification_policy: VerificationPolicy | str | None  # "greedy", "coupled", "rejection" or "block"
     request_id: str | None
     timeout: float | None  # seconds for the whole call; None: no limit
 

@@ -12,19 +12,22 @@ from tandem.common.v1 import common_pb2 as pb
 from tandem.target.v1 import target_pb2
 from tandem.types import (
     MAX_SPARSE_ENTRIES,
+    DraftProbs,
     DraftProbsTransport,
     ErrorCode,
     FinishReason,
     ItemError,
     ItemTiming,
     Load,
+    LogprobsMode,
+    LogprobsOptions,
     ModelInfo,
     Proposal,
     SamplingParams,
     SessionId,
     SessionSpec,
-    SparseProbs,
     Stamp,
+    TokenLogprobs,
     Verdict,
     VerificationPolicy,
 )
@@ -33,15 +36,23 @@ _POLICIES = {
     pb.VERIFICATION_POLICY_GREEDY: VerificationPolicy.GREEDY,
     pb.VERIFICATION_POLICY_COUPLED: VerificationPolicy.COUPLED,
     pb.VERIFICATION_POLICY_REJECTION: VerificationPolicy.REJECTION,
+    pb.VERIFICATION_POLICY_BLOCK: VerificationPolicy.BLOCK,
 }
 _POLICY_NUMBERS = {policy: number for number, policy in _POLICIES.items()}
 _TRANSPORTS = {
     pb.DRAFT_PROBS_TRANSPORT_ONE_HOT: DraftProbsTransport.ONE_HOT,
     pb.DRAFT_PROBS_TRANSPORT_COUPLED: DraftProbsTransport.COUPLED,
     pb.DRAFT_PROBS_TRANSPORT_SPARSE: DraftProbsTransport.SPARSE,
+    pb.DRAFT_PROBS_TRANSPORT_FULL: DraftProbsTransport.FULL,
 }
 KNOWN_TRANSPORTS = frozenset(_TRANSPORTS)
 _TRANSPORT_NUMBERS = {transport: number for number, transport in _TRANSPORTS.items()}
+_LOGPROBS_MODES = {
+    pb.LOGPROBS_MODE_UNSPECIFIED: LogprobsMode.RAW,
+    pb.LOGPROBS_MODE_RAW: LogprobsMode.RAW,
+    pb.LOGPROBS_MODE_PROCESSED: LogprobsMode.PROCESSED,
+}
+_LOGPROBS_MODE_NUMBERS = {mode: number for number, mode in _LOGPROBS_MODES.items()}
 _FINISH_REASONS = {
     pb.FINISH_REASON_STOP: FinishReason.STOP,
     pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
@@ -115,6 +126,33 @@ def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
     )
 
 
+def logprobs_options_to_proto(options: LogprobsOptions | None) -> pb.LogprobsOptions | None:
+    if options is None:
+        return None
+    return pb.LogprobsOptions(num_top=options.num_top, mode=_LOGPROBS_MODE_NUMBERS[options.mode])
+
+
+def logprobs_options_from_proto(message: pb.LogprobsOptions) -> LogprobsOptions:
+    """ItemError UNIMPLEMENTED for a mode that is not offered."""
+    if message.mode not in _LOGPROBS_MODES:
+        names = ", ".join(LogprobsMode)
+        raise ItemError(ErrorCode.UNIMPLEMENTED, f"logprobs.mode {message.mode} is not offered; there are: {names}")
+    return LogprobsOptions(message.num_top, _LOGPROBS_MODES[message.mode])
+
+
+def token_logprobs_to_proto(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
+    return pb.TokenLogprobs(
+        logprob=logprobs.logprob,
+        rank=logprobs.rank,
+        top_token_ids=logprobs.top_token_ids,
+        top_logprobs=logprobs.top_logprobs,
+    )
+
+
+def token_logprobs_from_proto(message: pb.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(message.logprob, message.rank, tuple(message.top_token_ids), tuple(message.top_logprobs))
+
+
 def session_to_proto(spec: SessionSpec) -> pb.OpenSession:
     return pb.OpenSession(
         token_ids=spec.token_ids,
@@ -127,6 +165,7 @@ def session_to_proto(spec: SessionSpec) -> pb.OpenSession:
         verification_policy=policy_to_proto(spec.verification_policy),
         draft_probs_transport=transport_to_proto(spec.draft_probs_transport),
         sample_index=spec.sample_index,
+        logprobs=logprobs_options_to_proto(spec.logprobs),
     )
 
 
@@ -148,6 +187,7 @@ def session_from_proto(message: pb.OpenSession) -> SessionSpec:
         verification_policy=policy,
         draft_probs_transport=transport_from_proto(message.draft_probs_transport),
         sample_index=message.sample_index,
+        logprobs=logprobs_options_from_proto(message.logprobs) if message.HasField("logprobs") else None,
     )
 
 
@@ -169,8 +209,10 @@ def stamp_from_proto(message: pb.Stamp) -> Stamp:
 
 def proposal_to_proto(proposal: Proposal) -> pb.Proposal:
     probs = [
-        pb.SparseProbs(
-            token_ids_u32=np.ascontiguousarray(entry.token_ids, dtype="<u4").tobytes(),
+        pb.DraftProbs(
+            token_ids_u32=b""
+            if entry.token_ids is None
+            else np.ascontiguousarray(entry.token_ids, "<u4").tobytes(),
             probs_f32=np.ascontiguousarray(entry.probs, dtype="<f4").tobytes(),
         )
         for entry in proposal.draft_probs
@@ -187,21 +229,23 @@ def proposal_from_proto(message: pb.Proposal) -> Proposal:
             ErrorCode.INVALID_ARGUMENT,
             f"proposal.draft_probs: {len(message.draft_probs)} entries for {len(message.draft_token_ids)} drafts",
         )
-    probs = tuple(_sparse_from_proto(index, entry) for index, entry in enumerate(message.draft_probs))
+    probs = tuple(_draft_probs_from_proto(index, entry) for index, entry in enumerate(message.draft_probs))
     return Proposal(tuple(message.draft_token_ids), probs)
 
 
-def _sparse_from_proto(index: int, message: pb.SparseProbs) -> SparseProbs:
+def _draft_probs_from_proto(index: int, message: pb.DraftProbs) -> DraftProbs:
+    """Without ids it is of the whole vocabulary; the receiver knows how large that may be."""
     num_id_bytes, num_prob_bytes = len(message.token_ids_u32), len(message.probs_f32)
     limit = 4 * MAX_SPARSE_ENTRIES
-    if num_id_bytes != num_prob_bytes or num_id_bytes % 4 or not 0 < num_id_bytes <= limit:
+    is_full = num_id_bytes == 0
+    if num_prob_bytes == 0 or num_prob_bytes % 4 or not (is_full or num_id_bytes == num_prob_bytes <= limit):
         raise ItemError(
             ErrorCode.INVALID_ARGUMENT,
             f"proposal.draft_probs[{index}]: {num_id_bytes} id bytes and {num_prob_bytes} probability bytes; "
-            f"both must be the same multiple of 4, at most {limit}",
+            f"both must be the same multiple of 4, at most {limit}, or there must be no ids",
         )
-    return SparseProbs(
-        np.frombuffer(message.token_ids_u32, dtype="<u4").astype(np.uint32),
+    return DraftProbs(
+        None if is_full else np.frombuffer(message.token_ids_u32, dtype="<u4").astype(np.uint32),
         np.frombuffer(message.probs_f32, dtype="<f4").astype(np.float32),
     )
 
@@ -231,6 +275,7 @@ def verdict_to_proto(verdict: Verdict) -> target_pb2.Verdict:
         finish_reason=finish_reason_to_proto(verdict.finish_reason),
         timing=timing_to_proto(verdict.timing),
         batch_rows=verdict.batch_rows,
+        logprobs=map(token_logprobs_to_proto, verdict.logprobs),
     )
 
 
@@ -242,6 +287,7 @@ def verdict_from_proto(message: target_pb2.Verdict) -> Verdict:
         finish_reason=finish_reason_from_proto(message.finish_reason),
         timing=timing_from_proto(message.timing),
         batch_rows=message.batch_rows,
+        logprobs=tuple(map(token_logprobs_from_proto, message.logprobs)),
     )
 
 

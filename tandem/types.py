@@ -17,6 +17,7 @@ SessionId = NewType("SessionId", int)
 PROTOCOL_VERSION = 1
 GREEDY_TEMPERATURE = 1e-5  # at or below it, sampling is argmax
 MAX_SPARSE_ENTRIES = 128  # of one position's q on the wire
+MAX_TOP_LOGPROBS = 20
 
 
 class FinishReason(StrEnum):
@@ -34,6 +35,12 @@ class VerificationPolicy(StrEnum):
     GREEDY = "greedy"
     COUPLED = "coupled"
     REJECTION = "rejection"
+    BLOCK = "block"
+
+    @property
+    def is_ratio_test(self) -> bool:
+        """Whether it compares p with q, so that drafts need noise of their own and an honest q."""
+        return self in (VerificationPolicy.REJECTION, VerificationPolicy.BLOCK)
 
 
 class DraftProbsTransport(StrEnum):
@@ -42,6 +49,19 @@ class DraftProbsTransport(StrEnum):
     ONE_HOT = "one_hot"
     COUPLED = "coupled"
     SPARSE = "sparse"
+    FULL = "full"
+
+    @property
+    def carries_probs(self) -> bool:
+        """Whether each draft travels with the probabilities it was sampled from."""
+        return self in (DraftProbsTransport.SPARSE, DraftProbsTransport.FULL)
+
+
+class LogprobsMode(StrEnum):
+    """Which distribution logprobs are of."""
+
+    RAW = "raw"  # the model's own, before any processing
+    PROCESSED = "processed"  # what the token was chosen from
 
 
 class ErrorCode(IntEnum):
@@ -103,6 +123,27 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class LogprobsOptions:
+    """Asks for the log-probability of every token of the output."""
+
+    num_top: int = 0  # likeliest tokens listed beside it
+    mode: LogprobsMode = LogprobsMode.RAW
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """One output token's log-probability (natural logarithm, float32), and the likeliest tokens of its row.
+
+    Among equals the lowest id comes first, in the list and in the rank.
+    """
+
+    logprob: float
+    rank: int  # 1: the likeliest
+    top_token_ids: tuple[int, ...] = ()  # [num_top], fewer where fewer are possible
+    top_logprobs: tuple[float, ...] = ()  # same order
+
+
+@dataclass(frozen=True, slots=True)
 class SessionSpec:
     """Everything that decides a session's tokens. A re-open sends the same one with more committed tokens."""
 
@@ -116,6 +157,7 @@ class SessionSpec:
     verification_policy: VerificationPolicy = VerificationPolicy.GREEDY
     draft_probs_transport: DraftProbsTransport = DraftProbsTransport.ONE_HOT
     sample_index: int = 0
+    logprobs: LogprobsOptions | None = None  # None: not wanted
 
     @property
     def max_len(self) -> int:
@@ -135,8 +177,7 @@ class SessionSpec:
     @property
     def uses_draft_probs(self) -> bool:
         """Whether the session's proposals must carry the distribution each draft was sampled from."""
-        is_rejection = self.effective_policy is VerificationPolicy.REJECTION
-        return is_rejection and self.draft_probs_transport is DraftProbsTransport.SPARSE
+        return self.effective_policy.is_ratio_test and self.draft_probs_transport.carries_probs
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +192,13 @@ class Stamp:
 
 
 @dataclass(frozen=True, slots=True)
-class SparseProbs:
-    """The distribution one draft token was sampled from: at most 128 ids and their probabilities."""
+class DraftProbs:
+    """The distribution one draft token was sampled from.
 
-    token_ids: npt.NDArray[np.uint32]  # [M]
+    Under `sparse` at most 128 ids and their probabilities; under `full` ids 0 .. M-1 without naming them.
+    """
+
+    token_ids: npt.NDArray[np.uint32] | None  # [M]; None under `full`
     probs: npt.NDArray[np.float32]  # [M], same order
 
 
@@ -163,7 +207,7 @@ class Proposal:
     """A chain of draft tokens; empty is plain decoding."""
 
     draft_token_ids: tuple[int, ...] = ()
-    draft_probs: tuple[SparseProbs, ...] = ()  # one a draft under `sparse`, else empty
+    draft_probs: tuple[DraftProbs, ...] = ()  # one a draft under `sparse` and `full`, else empty
     parents: tuple[int, ...] = ()  # not empty: a tree
 
 
@@ -188,6 +232,7 @@ class Verdict:
     finish_reason: FinishReason | None = None
     timing: ItemTiming = ItemTiming()
     batch_rows: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one a token of token_ids when the session asked, else empty
 
 
 @dataclass(frozen=True, slots=True)

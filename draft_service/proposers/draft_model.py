@@ -25,7 +25,7 @@ from engine.sampling.draft_sampler import sample_drafts
 from engine.sampling.processors import needs_no_logits
 from engine.sampling.rows import Row
 from tandem.defaults import MAX_STEP_TOKENS
-from tandem.types import DraftProbsTransport, Proposal, SparseProbs
+from tandem.types import DraftProbs, DraftProbsTransport, Proposal
 
 ResultT = TypeVar("ResultT")
 
@@ -38,7 +38,7 @@ class _Draft:
     num_wanted: int
     pending: list[int] = field(default_factory=list)  # tokens that have no row yet and are fed next
     token_ids: list[int] = field(default_factory=list)
-    draft_probs: list[SparseProbs] = field(default_factory=list)
+    draft_probs: list[DraftProbs] = field(default_factory=list)
 
     @property
     def key(self) -> SessionKey:
@@ -55,7 +55,7 @@ class _Draft:
         """What the next draft is decided for."""
         return Row(self.item.spec, self.item.committed_token_ids, tuple(self.token_ids))
 
-    def add(self, token_id: int, draft_probs: SparseProbs | None) -> None:
+    def add(self, token_id: int, draft_probs: DraftProbs | None) -> None:
         """Append a draft, which is what the next forward feeds."""
         self.token_ids.append(token_id)
         self.pending = [token_id]
@@ -138,7 +138,7 @@ class DraftModelProposer:
     def _draft_one(self, active: list[_Draft], protected: set[SessionKey]) -> None:
         """One forward -> one more draft for each active session; those that find no memory leave `active`."""
         chunks = {draft.key: len(draft.pending) for draft in active}
-        draft_probs: list[SparseProbs | None]
+        draft_probs: list[DraftProbs | None]
         if all(needs_no_logits(draft.item.spec, draft.next_row.output_len) for draft in active):
             # int64 [A]
             argmax = self._step(active, protected, chunks, 1, self._engine.forward_per_position_argmax)

@@ -1,6 +1,6 @@
 """What a draft model samples, so that the target accepts as much of it as its policy allows.
 
-Letters: N rows, V vocabulary, M entries of a sparse q.
+Letters: N rows, V vocabulary, M entries of q as it is sent.
 """
 
 from collections.abc import Sequence
@@ -14,39 +14,46 @@ from engine.sampling.rejection import probabilities
 from engine.sampling.rows import Row
 from engine.sampling.sampler import sample_row, select
 from tandem.rng import Stream
-from tandem.types import MAX_SPARSE_ENTRIES, SparseProbs, VerificationPolicy
+from tandem.types import MAX_SPARSE_ENTRIES, DraftProbs, DraftProbsTransport
 
 
-def sample_drafts(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[list[int], list[SparseProbs | None]]:
+def sample_drafts(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[list[int], list[DraftProbs | None]]:
     """Raw logits float32 [N, V] -> a draft token a row, and what it was drawn from; overwrites `logits`.
 
     Greedy and coupled sessions get the token that the target would choose from these logits, with its own noise.
-    Rejection sessions get a draw of the round's DRAFT stream from at most 128 probabilities, returned as they must
-    be sent (`sparse`), else the likeliest token.
+    Ratio-test sessions get a draw of the round's DRAFT stream from the probabilities that are returned, which must be
+    sent as they are: all of them (`full`), at most 128 (`sparse`), or the likeliest token alone (`one_hot`).
     """
     processed = process(logits, rows)
     drafts = [_sample_draft(processed[index], row) for index, row in enumerate(rows)]
     return [token_id for token_id, _ in drafts], [draft_probs for _, draft_probs in drafts]
 
 
-def _sample_draft(processed: torch.Tensor, row: Row) -> tuple[int, SparseProbs | None]:
+def _sample_draft(processed: torch.Tensor, row: Row) -> tuple[int, DraftProbs | None]:
     """One processed row [V]."""
-    if row.spec.effective_policy is not VerificationPolicy.REJECTION:
+    if not row.spec.effective_policy.is_ratio_test:
         return sample_row(processed, row), None
     if not row.spec.uses_draft_probs:
         return int(select(processed)), None
-    draft_probs = _likeliest(processed)
+    is_full = row.spec.draft_probs_transport is DraftProbsTransport.FULL
+    draft_probs = _all(processed) if is_full else _likeliest(processed)
     # Drawn from the float32 numbers that travel: rounding them afterwards would lose exactness.
-    weights = np.log(draft_probs.probs.astype(np.float64))
+    with np.errstate(divide="ignore"):  # the logarithm of 0 is -inf: never drawn
+        weights = np.log(draft_probs.probs.astype(np.float64))
     key = noise_key(row.spec, Stream.DRAFT, row.position, row.committed_len)
     return gumbel_argmax(weights, key, draft_probs.token_ids), draft_probs
 
 
-def _likeliest(processed: torch.Tensor) -> SparseProbs:
+def _all(processed: torch.Tensor) -> DraftProbs:
+    """Every token of one processed row [V]."""
+    return DraftProbs(None, probabilities(processed).astype(np.float32))
+
+
+def _likeliest(processed: torch.Tensor) -> DraftProbs:
     """The 128 likeliest tokens of one processed row [V], renormalised; ids ascending, no zero among them."""
     top_ids = torch.topk(processed, min(MAX_SPARSE_ENTRIES, processed.shape[0])).indices
     # [M]
     token_ids = top_ids.sort().values
     probs = probabilities(processed[token_ids]).astype(np.float32)
     kept = probs > 0.0
-    return SparseProbs(token_ids.cpu().numpy().astype(np.uint32)[kept], probs[kept])
+    return DraftProbs(token_ids.cpu().numpy().astype(np.uint32)[kept], probs[kept])

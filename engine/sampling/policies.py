@@ -1,42 +1,37 @@
 """The verification policies: how many drafts of a round stand, and which token follows them.
 
 `greedy` and `coupled` accept a draft while it equals the token that plain decoding gives at its row, so their
-output is plain decoding's own whatever the drafts are. `rejection` (rejection.py) keeps plain decoding's
-distribution. The temperature decides, as everywhere: a greedy request is verified greedily under any name.
+output is plain decoding's own whatever the drafts are. `rejection` (rejection.py) and `block` (block.py) keep plain
+decoding's distribution. The temperature decides, as everywhere: a greedy request is verified greedily under any name.
 
-Letters: K drafts of a request, T rows of the batch (the sum of K+1), V vocabulary, M entries of a sparse q.
+Letters: K drafts of a request, T rows of the batch (the sum of K+1), V vocabulary, M entries of q as it was sent.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
 
-from engine.sampling.gumbel import noise_key, uniform
-from engine.sampling.rejection import (
-    Q,
-    acceptance_probability,
-    one_hot_q,
-    probabilities,
-    residual,
-    sample_weights,
-    sparse_q,
-)
+from engine.sampling.block import verify_block
+from engine.sampling.gumbel import NoiseKey, noise_key, uniform
+from engine.sampling.rejection import Q, acceptance_probability, one_hot_q, probabilities, sample_residual, sent_q
 from engine.sampling.rows import Row
 from engine.sampling.sampler import sample_row
 from tandem.rng import Stream
 from tandem.types import (
     MAX_SPARSE_ENTRIES,
+    DraftProbs,
+    DraftProbsTransport,
     ErrorCode,
     ItemError,
     Proposal,
     SessionSpec,
-    SparseProbs,
     VerificationPolicy,
 )
 
-_SUM_TOLERANCE = 1e-3  # of a sparse q
+_SUM_TOLERANCE = 1e-3  # of q as it was sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +74,7 @@ def verify(processed: torch.Tensor, requests: Sequence[VerifyRows]) -> list[Deci
     for start, request in _starts(processed, requests):
         # [K+1, V]
         rows = processed[start : start + request.num_rows]
-        is_rejection = request.spec.effective_policy is VerificationPolicy.REJECTION
-        decisions.append(_reject_or_accept(rows, request) if is_rejection else _accept_while_equal(rows, request))
+        decisions.append(_RULES[request.spec.effective_policy](rows, request))
     return decisions
 
 
@@ -108,9 +102,9 @@ def check_proposal(spec: SessionSpec, proposal: Proposal, vocab_size: int) -> No
         return
     num_drafts, num_probs = len(proposal.draft_token_ids), len(proposal.draft_probs)
     if num_probs != num_drafts:
-        raise _invalid("draft_probs", f"{num_probs} entries for {num_drafts} drafts; `sparse` needs one a draft")
+        raise _invalid("draft_probs", f"{num_probs} entries for {num_drafts} drafts; one is needed for each")
     for index, draft_probs in enumerate(proposal.draft_probs):
-        problem = _problem(draft_probs, vocab_size)
+        problem = _ids_problem(draft_probs, spec.draft_probs_transport, vocab_size) or _probs_problem(draft_probs)
         if problem:
             raise _invalid(f"draft_probs[{index}]", problem)
 
@@ -145,22 +139,43 @@ def _leading_equal(request: VerifyRows, token_ids: Sequence[int]) -> Decision:
 
 
 def _reject_or_accept(processed: torch.Tensor, request: VerifyRows) -> Decision:
-    """`rejection`: independent noise for each purpose, ACCEPT bound to the round, RESIDUAL to the position."""
-    spec = request.spec
+    """`rejection`: each draft by itself; rows after the first rejection are not looked at."""
     for index, draft_token_id in enumerate(request.proposal.draft_token_ids):
-        row = request.row(index)
         p, q = probabilities(processed[index]), _q(request, index)
-        u = uniform(noise_key(spec, Stream.ACCEPT, row.position, row.committed_len))
-        if u >= acceptance_probability(p, q, draft_token_id):
-            recovered = sample_weights(residual(p, q), noise_key(spec, Stream.RESIDUAL, row.position))
-            return Decision(index, recovered)
+        if _acceptance_uniform(request, index) >= acceptance_probability(p, q, draft_token_id):
+            return Decision(index, sample_residual(p, q, _residual_key(request, index)))
     return _bonus(processed, request)
+
+
+def _accept_block(processed: torch.Tensor, request: VerifyRows) -> Decision:
+    """`block`: the longest prefix that the joint rule lets stand."""
+    draft_token_ids = request.proposal.draft_token_ids
+    num_drafts = len(draft_token_ids)
+    p = [probabilities(processed[index]) for index in range(num_drafts)]
+    q = [_q(request, index) for index in range(num_drafts)]
+    uniforms = [_acceptance_uniform(request, index) for index in range(num_drafts)]
+    num_accepted, weight = verify_block(p, q, draft_token_ids, uniforms)
+    if num_accepted == num_drafts:
+        return _bonus(processed, request)
+    key = _residual_key(request, num_accepted)
+    return Decision(num_accepted, sample_residual(p[num_accepted], q[num_accepted], key, weight))
+
+
+def _acceptance_uniform(request: VerifyRows, index: int) -> float:
+    """Draft `index`'s draw of the ACCEPT stream, bound to the round: a draw that is looked at is used up."""
+    row = request.row(index)
+    return uniform(noise_key(request.spec, Stream.ACCEPT, row.position, row.committed_len))
+
+
+def _residual_key(request: VerifyRows, index: int) -> NoiseKey:
+    """Noise of the recovered token at row `index`; a position has one, so it needs no round."""
+    return noise_key(request.spec, Stream.RESIDUAL, request.row(index).position)
 
 
 def _q(request: VerifyRows, index: int) -> Q:
     """What draft `index` was sampled from; one-hot when the proposer did not draw it from a distribution."""
     if request.spec.uses_draft_probs:
-        return sparse_q(request.proposal.draft_probs[index])
+        return sent_q(request.proposal.draft_probs[index])
     return one_hot_q(request.proposal.draft_token_ids[index])
 
 
@@ -170,21 +185,40 @@ def _bonus(processed: torch.Tensor, request: VerifyRows) -> Decision:
     return Decision(num_accepted, sample_row(processed[num_accepted], request.row(num_accepted)))
 
 
+_RULES: Mapping[VerificationPolicy, Callable[[torch.Tensor, VerifyRows], Decision]] = MappingProxyType(
+    {
+        VerificationPolicy.GREEDY: _accept_while_equal,
+        VerificationPolicy.COUPLED: _accept_while_equal,
+        VerificationPolicy.REJECTION: _reject_or_accept,
+        VerificationPolicy.BLOCK: _accept_block,
+    }
+)
+
+
 def _invalid(field: str, problem: str) -> ItemError:
     return ItemError(ErrorCode.INVALID_ARGUMENT, f"proposal.{field}: {problem}")
 
 
-def _problem(draft_probs: SparseProbs, vocab_size: int) -> str | None:
-    """What is wrong with ids [M] and probabilities [M]; None when they are a distribution."""
-    token_ids, probs = draft_probs.token_ids, draft_probs.probs.astype(np.float64)
-    if token_ids.shape != probs.shape or not 0 < token_ids.size <= MAX_SPARSE_ENTRIES:
-        return (
-            f"{token_ids.size} ids and {probs.size} probabilities are not one and the same 1..{MAX_SPARSE_ENTRIES}"
-        )
+def _ids_problem(draft_probs: DraftProbs, transport: DraftProbsTransport, vocab_size: int) -> str | None:
+    """What is wrong with the ids [M] as this transport sends them; None when nothing is."""
+    token_ids, num_probs = draft_probs.token_ids, draft_probs.probs.size
+    if transport is DraftProbsTransport.FULL:
+        if token_ids is None and 0 < num_probs <= vocab_size:
+            return None
+        return f"`full` needs 1..{vocab_size} probabilities and no ids; {num_probs} came"
+    if token_ids is None or token_ids.size != num_probs or not 0 < num_probs <= MAX_SPARSE_ENTRIES:
+        num_ids = 0 if token_ids is None else token_ids.size
+        return f"{num_ids} ids and {num_probs} probabilities are not one and the same 1..{MAX_SPARSE_ENTRIES}"
     if int(token_ids.max()) >= vocab_size:
         return f"token id {int(token_ids.max())} is outside 0..{vocab_size - 1}"
     if np.unique(token_ids).size != token_ids.size:
         return "a token id comes twice"
+    return None
+
+
+def _probs_problem(draft_probs: DraftProbs) -> str | None:
+    """What is wrong with the probabilities [M]; None when they are a distribution."""
+    probs = draft_probs.probs.astype(np.float64)
     if not np.isfinite(probs).all() or probs.min() < 0.0:
         return "a probability is negative or not a number"
     if abs(probs.sum() - 1.0) > _SUM_TOLERANCE:

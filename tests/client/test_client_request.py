@@ -77,7 +77,7 @@ def test_every_option_has_its_field() -> None:
         ("hi", {"temperature": "hot"}, "temperature"),
         ("hi", {"logit_bias": {-1: 1.0}}, "logit_bias"),
         ("hi", {"stop_token_ids": [2**32]}, "stop_token_ids"),
-        ("hi", {"verification_policy": "block"}, "verification_policy"),
+        ("hi", {"verification_policy": "foo"}, "verification_policy"),
         ([-1], {}, "prompt"),
         ([1, "x"], {}, "prompt"),
         ("\ud800", {}, "prompt"),
@@ -106,9 +106,9 @@ def test_chat_messages_are_text(content: Any) -> None:
         build_request([{"role": "user", "content": content}])
 
 
-@pytest.mark.parametrize("name", ["block", "foo"])
+@pytest.mark.parametrize("name", ["blocks", "foo"])
 def test_policies_that_are_not_offered_are_named_with_those_that_are(name: str) -> None:
     with pytest.raises(
-        InvalidRequestError, match=f"'{name}' is not offered; there are: greedy, coupled, rejection"
+        InvalidRequestError, match=f"'{name}' is not offered; there are: greedy, coupled, rejection, block"
     ):
         build_request("x", verification_policy=name)

@@ -386,7 +386,7 @@ def test_get_info_says_what_is_served(kind: str) -> None:
         assert model.vocab_size == (0 if kind == "ngram" else VOCAB)
         assert model.max_draft_tokens == 16
         names = {codec.transport_from_proto(number).value for number in answer.transports}
-        assert names == {"one_hot", "coupled"} | ({"sparse"} if kind == "draft_model" else set())
+        assert names == {"one_hot", "coupled"} | ({"sparse", "full"} if kind == "draft_model" else set())
 
     proposer: Proposer = NgramProposer(PromptLookup()) if kind == "ngram" else toy_proposer()[0]
     play(scenario, proposer)

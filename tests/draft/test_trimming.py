@@ -7,11 +7,11 @@ import pytest
 
 from draft_service.proposers.base import ProposeInput, SessionKey
 from draft_service.trimming import trim_proposal
-from tandem.types import DraftProbsTransport, Proposal, SessionSpec, SparseProbs, VerificationPolicy
+from tandem.types import DraftProbs, DraftProbsTransport, Proposal, SessionSpec, VerificationPolicy
 from tests.draft.support import make_spec
 
 VOCAB = 100
-PROBS = SparseProbs(np.array([1], dtype=np.uint32), np.array([1.0], dtype=np.float32))
+PROBS = DraftProbs(np.array([1], dtype=np.uint32), np.array([1.0], dtype=np.float32))
 SPARSE = make_spec(policy=VerificationPolicy.REJECTION, transport=DraftProbsTransport.SPARSE, temperature=1.0)
 
 

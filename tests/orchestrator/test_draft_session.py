@@ -214,7 +214,7 @@ def test_a_draft_that_refuses_the_session_is_not_asked_again(code: ErrorCode) ->
         pb.ProposeResult(proposal=common_pb2.Proposal(draft_token_ids=[1], parents=[0])),
         pb.ProposeResult(
             proposal=common_pb2.Proposal(
-                draft_token_ids=[1], draft_probs=[common_pb2.SparseProbs(token_ids_u32=b"123", probs_f32=b"1")]
+                draft_token_ids=[1], draft_probs=[common_pb2.DraftProbs(token_ids_u32=b"123", probs_f32=b"1")]
             )
         ),
     ],

@@ -18,7 +18,6 @@ from tandem.client import (
     TandemError,
     UnavailableError,
 )
-from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.serving.channels import open_channel
@@ -412,15 +411,15 @@ def test_beyond_max_requests_one_is_served_and_the_others_are_told_in_every_wave
     run(scenario())
 
 
-def test_a_reserved_policy_is_unimplemented_by_name() -> None:
+def test_an_unknown_policy_is_unimplemented_by_name() -> None:
     async def scenario() -> None:
-        speculation = pb.SpeculationOptions(verification_policy=common_pb2.VERIFICATION_POLICY_BLOCK)
+        speculation = pb.SpeculationOptions(verification_policy=77)
         async with all_services(None) as stack, open_channel(stack.client.address) as channel:
             stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.Generate(pb.GenerateRequest(text="abc", speculation=speculation)).read()
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-            assert "verification_policy 4 is not offered" in str(caught.value.details())
+            assert "verification_policy 77 is not offered" in str(caught.value.details())
 
     run(scenario())
 

@@ -9,7 +9,7 @@ import torch
 
 from engine.sampling.rows import Row
 from engine.sampling.sampler import sample_row
-from tandem.types import DraftProbsTransport, SamplingParams, SessionSpec, SparseProbs, VerificationPolicy
+from tandem.types import DraftProbs, DraftProbsTransport, SamplingParams, SessionSpec, VerificationPolicy
 
 Probs = npt.NDArray[np.float64]
 PROMPT = (1, 2, 3)
@@ -46,11 +46,11 @@ def logits_of(probs: npt.ArrayLike) -> torch.Tensor:
         return torch.from_numpy(np.log(np.asarray(probs, dtype=np.float64)).astype(np.float32))
 
 
-def sparse(probs: npt.ArrayLike) -> SparseProbs:
+def sparse(probs: npt.ArrayLike) -> DraftProbs:
     """The wire form of a small q, zeros left out."""
     dense = np.asarray(probs, dtype=np.float32)
     token_ids = np.flatnonzero(dense)
-    return SparseProbs(token_ids.astype(np.uint32), dense[token_ids])
+    return DraftProbs(token_ids.astype(np.uint32), dense[token_ids])
 
 
 def worst_deviation(counts: npt.ArrayLike, probs: npt.ArrayLike) -> float:

@@ -7,7 +7,7 @@ import torch
 from engine.sampling.draft_sampler import sample_drafts
 from engine.sampling.policies import Decision, VerifyRows, check_proposal, rows_of, verify
 from engine.sampling.processors import process
-from engine.sampling.rejection import sparse_q
+from engine.sampling.rejection import sent_q
 from engine.sampling.rows import Row
 from engine.sampling.sampler import select
 from tandem import rng
@@ -52,7 +52,7 @@ def test_a_one_hot_rejection_draft_is_the_likeliest_token() -> None:
     assert probs == [None] * 4
 
 
-def test_a_sparse_q_is_the_renormalised_top_and_a_valid_proposal() -> None:
+def test_a_sent_q_is_the_renormalised_top_and_a_valid_proposal() -> None:
     spec = make_spec(REJECTION, SPARSE, temperature=0.9)
     (draft,), (draft_probs,) = sample_drafts(LOGITS[:1].clone(), [Row(spec, PROMPT)])
     assert draft_probs is not None
@@ -89,7 +89,7 @@ def test_drafts_are_distributed_as_the_q_they_are_sent_with() -> None:
     drafts, probs = sample_drafts(logits_of(q).repeat(2000, 1), rows)
     assert worst_deviation(np.bincount(drafts, minlength=4), q) < 5
     assert probs[0] is not None
-    assert sparse_q(probs[0])[1] == pytest.approx(q, abs=1e-6)
+    assert sent_q(probs[0])[1] == pytest.approx(q, abs=1e-6)
 
 
 def test_a_later_round_draws_fresh_drafts_at_the_same_position() -> None:

@@ -15,12 +15,12 @@ from engine.sampling.processors import process
 from engine.sampling.rows import Row
 from engine.sampling.sampler import select
 from tandem.types import (
+    DraftProbs,
     DraftProbsTransport,
     ErrorCode,
     ItemError,
     Proposal,
     SessionSpec,
-    SparseProbs,
     VerificationPolicy,
 )
 from tests.sampling.helpers import PROMPT, logits_of, make_spec, sample, sparse
@@ -184,14 +184,14 @@ def test_rows_that_do_not_add_up_are_refused() -> None:
 
 
 def test_a_session_without_draft_probs_ignores_them() -> None:
-    junk = (SparseProbs(np.array([99], dtype=np.uint32), np.array([np.nan], dtype=np.float32)),)
+    junk = (DraftProbs(np.array([99], dtype=np.uint32), np.array([np.nan], dtype=np.float32)),)
     for spec in (make_spec(COUPLED), make_spec(REJECTION, ONE_HOT), make_spec(REJECTION, SPARSE, temperature=0.0)):
         check_proposal(spec, Proposal((1,), junk), V)
         assert len(verify(torch.zeros((2, V)), [VerifyRows(spec, PROMPT, Proposal((1,), junk))])) == 1
 
 
-def entry(token_ids: list[int], probs: list[float]) -> SparseProbs:
-    return SparseProbs(np.array(token_ids, dtype=np.uint32), np.array(probs, dtype=np.float32))
+def entry(token_ids: list[int], probs: list[float]) -> DraftProbs:
+    return DraftProbs(np.array(token_ids, dtype=np.uint32), np.array(probs, dtype=np.float32))
 
 
 GOOD = entry([0, 2], [0.25, 0.75])

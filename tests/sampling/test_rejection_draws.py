@@ -5,7 +5,7 @@ import pytest
 
 from engine.sampling.draft_sampler import sample_drafts
 from engine.sampling.policies import Decision, VerifyRows, verify
-from engine.sampling.rejection import probabilities, sparse_q
+from engine.sampling.rejection import probabilities, sent_q
 from engine.sampling.rows import Row
 from tandem import rng
 from tandem.rng import Stream
@@ -40,9 +40,9 @@ def test_the_vectorised_rounds_are_the_real_ones(p: Probs, q: Probs) -> None:
     spec = make_spec(REJECTION, SPARSE, seed=5)
     _, sent = sample_drafts(logits_of([q]), [Row(spec, range(FIRST_POSITION))])
     assert sent[0] is not None
-    sent_q = sparse_q(sent[0])[1]
-    drafts = sampled_drafts(sent_q, 5, 300)
-    accepted, tokens = verify_first_drafts(exact(p), sent_q, drafts, 5)
+    probs = sent_q(sent[0])[1]
+    drafts = sampled_drafts(probs, 5, 300)
+    accepted, tokens = verify_first_drafts(exact(p), probs, drafts, 5)
     for n in range(300):
         position = FIRST_POSITION + n
         (draft,), (draft_probs,) = sample_drafts(logits_of([q]), [Row(spec, range(position))])

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from engine.sampling.rejection import acceptance_probability, one_hot_q, probabilities, residual, sparse_q
+from engine.sampling.rejection import acceptance_probability, one_hot_q, probabilities, residual, sent_q
 from tandem.rng import F64
 from tests.sampling.helpers import logits_of, sparse
 
@@ -41,7 +41,7 @@ def emitted_joint(p: Tables, q: Tables, prefix: Prefix, num_drafts: int, *, one_
     target, draft = p(prefix), q(prefix)
     joint = np.zeros((len(target),) * (num_drafts + 1))
     for d in np.flatnonzero(draft):
-        entry = one_hot_q(int(d)) if one_hot else sparse_q(sparse(draft))
+        entry = one_hot_q(int(d)) if one_hot else sent_q(sparse(draft))
         chance_of_d = 1.0 * draft[d] if one_hot else entry[1][entry[0] == d][0]
         accepted = acceptance_probability(target, entry, int(d))
         if accepted > 0:

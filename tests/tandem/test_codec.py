@@ -8,19 +8,22 @@ from hypothesis import strategies as st
 from tandem import codec
 from tandem.common.v1 import common_pb2 as pb
 from tandem.types import (
+    DraftProbs,
     DraftProbsTransport,
     ErrorCode,
     FinishReason,
     ItemError,
     ItemTiming,
     Load,
+    LogprobsMode,
+    LogprobsOptions,
     ModelInfo,
     Proposal,
     SamplingParams,
     SessionId,
     SessionSpec,
-    SparseProbs,
     Stamp,
+    TokenLogprobs,
     Verdict,
     VerificationPolicy,
 )
@@ -55,10 +58,19 @@ SPECS = st.builds(
     verification_policy=st.sampled_from(VerificationPolicy),
     draft_probs_transport=st.sampled_from(DraftProbsTransport),
     sample_index=U32,
+    logprobs=st.none() | st.builds(LogprobsOptions, U32, st.sampled_from(LogprobsMode)),
 )
+LOGPROBS = st.builds(TokenLogprobs, F32, U32, TOKENS, st.lists(F32, max_size=4).map(tuple))
 STAMPS = st.builds(Stamp, U64.map(SessionId), U32, U32, U32, U64)
 VERDICTS = st.builds(
-    Verdict, U32, U32, TOKENS, st.none() | st.sampled_from(FinishReason), st.builds(ItemTiming, U32, U32), U32
+    Verdict,
+    U32,
+    U32,
+    TOKENS,
+    st.none() | st.sampled_from(FinishReason),
+    st.builds(ItemTiming, U32, U32),
+    U32,
+    st.lists(LOGPROBS, max_size=3).map(tuple),
 )
 LOADS = st.builds(Load, U32, U32, F32, st.booleans(), U64, U64, U64)
 INFOS = st.builds(
@@ -97,15 +109,26 @@ def test_stamps_verdicts_loads_and_handshakes_survive_the_wire(
 @given(st.lists(st.lists(st.tuples(U32, F32), min_size=1, max_size=128), max_size=4))
 def test_sparse_proposals_survive_the_wire_bit_for_bit(rows: list[list[tuple[int, float]]]) -> None:
     probs = tuple(
-        SparseProbs(np.array([i for i, _ in row], dtype=np.uint32), np.array([p for _, p in row], dtype=np.float32))
+        DraftProbs(np.array([i for i, _ in row], dtype=np.uint32), np.array([p for _, p in row], dtype=np.float32))
         for row in rows
     )
     sent = Proposal(tuple(range(len(rows))), probs)
     received = codec.proposal_from_proto(codec.proposal_to_proto(sent))
     assert received.draft_token_ids == sent.draft_token_ids
     for ours, theirs in zip(sent.draft_probs, received.draft_probs, strict=True):
+        assert ours.token_ids is not None
+        assert theirs.token_ids is not None
         assert ours.token_ids.tobytes() == theirs.token_ids.tobytes()
         assert ours.probs.tobytes() == theirs.probs.tobytes()
+
+
+def test_a_whole_vocabulary_travels_without_its_ids() -> None:
+    probs = np.linspace(0, 1, 1000, dtype=np.float32)
+    message = codec.proposal_to_proto(Proposal((7,), (DraftProbs(None, probs),)))
+    assert message.draft_probs[0].token_ids_u32 == b""
+    (received,) = codec.proposal_from_proto(message).draft_probs
+    assert received.token_ids is None
+    assert received.probs.tobytes() == probs.tobytes()
 
 
 @pytest.mark.parametrize("field", ["temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty"])
@@ -129,12 +152,12 @@ def test_no_message_field_is_forgotten_by_the_codec() -> None:
     [
         (pb.Proposal(draft_token_ids=[1, 2], parents=[-1, -1]), ErrorCode.UNIMPLEMENTED, "tree"),
         (
-            pb.Proposal(draft_token_ids=[1], draft_probs=[pb.SparseProbs()] * 2),
+            pb.Proposal(draft_token_ids=[1], draft_probs=[pb.DraftProbs()] * 2),
             ErrorCode.INVALID_ARGUMENT,
             "2 entries",
         ),
         (
-            pb.Proposal(draft_token_ids=[1], draft_probs=[pb.SparseProbs(token_ids_u32=b"123", probs_f32=b"123")]),
+            pb.Proposal(draft_token_ids=[1], draft_probs=[pb.DraftProbs(token_ids_u32=b"123", probs_f32=b"123")]),
             ErrorCode.INVALID_ARGUMENT,
             r"draft_probs\[0\]",
         ),
@@ -146,11 +169,11 @@ def test_proposals_without_a_meaning_are_refused_by_name(message: pb.Proposal, c
     assert caught.value.code is code
 
 
-def test_reserved_policies_and_transports_are_refused_and_list_what_exists() -> None:
-    with pytest.raises(ItemError, match="greedy, coupled, rejection"):
-        codec.policy_from_proto(pb.VERIFICATION_POLICY_BLOCK)
-    with pytest.raises(ItemError, match="one_hot, coupled, sparse"):
-        codec.transport_from_proto(pb.DRAFT_PROBS_TRANSPORT_FULL)
+def test_unknown_policies_and_transports_are_refused_and_list_what_exists() -> None:
+    with pytest.raises(ItemError, match="greedy, coupled, rejection, block"):
+        codec.policy_from_proto(77)
+    with pytest.raises(ItemError, match="one_hot, coupled, sparse, full"):
+        codec.transport_from_proto(77)
 
 
 def test_a_session_without_a_seed_is_refused_between_services() -> None:

@@ -13,17 +13,16 @@ import torch
 from engine.backends.toy_backend import ToyEngine
 from engine.sampling.draft_sampler import sample_drafts
 from engine.sampling.rows import Row
-from tandem.common.v1 import common_pb2
 from tandem.serving.items import Closed, Opened
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tandem.types import (
+    DraftProbs,
     DraftProbsTransport,
     ErrorCode,
     ItemError,
     Proposal,
     SamplingParams,
     SessionSpec,
-    SparseProbs,
     Verdict,
     VerificationPolicy,
 )
@@ -68,7 +67,7 @@ def drafts_from(session: SessionSpec) -> Callable[[Sequence[int], int], Proposal
 
     def drafts_of(tokens: Sequence[int], most: int) -> Proposal:
         drafts: list[int] = []
-        probs: list[SparseProbs] = []
+        probs: list[DraftProbs] = []
         for _ in range(most):
             row = Row(session, tuple(tokens), tuple(drafts))
             logits = torch.from_numpy(LOGITS([*tokens, *drafts]))[None].clone()
@@ -207,15 +206,15 @@ def bad_items() -> list[tuple[str, target_pb2.VerifyItem, ErrorCode, str]]:
     tree.verify.proposal.parents.extend([-1, 0])
     ragged = verify_item(sparse, [1])
     ragged.verify.proposal.draft_probs.add(token_ids_u32=b"123", probs_f32=b"1234")
-    block = open_item(spec(), 4)
-    block.open.verification_policy = common_pb2.VERIFICATION_POLICY_BLOCK
+    unknown = open_item(spec(), 4)
+    unknown.open.verification_policy = 77
     unset = open_item(spec(), 5)
     unset.open.ClearField("verification_policy")
     seedless = open_item(spec(), 6)
     seedless.open.sampling.ClearField("seed")
 
     def probs(*values: float) -> Proposal:
-        return Proposal((1,), (SparseProbs(np.arange(len(values), dtype=np.uint32), np.array(values, np.float32)),))
+        return Proposal((1,), (DraftProbs(np.arange(len(values), dtype=np.uint32), np.array(values, np.float32)),))
 
     invalid, unimplemented = ErrorCode.INVALID_ARGUMENT, ErrorCode.UNIMPLEMENTED
     return [
@@ -225,7 +224,7 @@ def bad_items() -> list[tuple[str, target_pb2.VerifyItem, ErrorCode, str]]:
         ("NaN probability", verify_item(sparse, probs(float("nan"), 1.0)), invalid, "draft_probs"),
         ("missing probabilities", verify_item(sparse, [1]), invalid, "draft_probs"),
         ("ragged bytes", ragged, invalid, "draft_probs"),
-        ("reserved policy", block, unimplemented, "verification_policy 4"),
+        ("unknown policy", unknown, unimplemented, "verification_policy 77"),
         ("policy unset", unset, invalid, "verification_policy"),
         ("seed unset", seedless, invalid, "seed"),
         ("empty prompt", open_item(spec(()), 7), invalid, "prompt"),

@@ -66,7 +66,7 @@ class _VerificationPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Ve
     VERIFICATION_POLICY_REJECTION: _VerificationPolicy.ValueType  # 3
     """accept with probability min(1, p/q), else sample the residual"""
     VERIFICATION_POLICY_BLOCK: _VerificationPolicy.ValueType  # 4
-    """reserved for joint verification of the block; refused by name today"""
+    """accept the longest prefix that a joint rule over all drafts allows"""
 
 class VerificationPolicy(_VerificationPolicy, metaclass=_VerificationPolicyEnumTypeWrapper):
     """The exact rule by which the target decides about drafts."""
@@ -80,7 +80,7 @@ VERIFICATION_POLICY_COUPLED: VerificationPolicy.ValueType  # 2
 VERIFICATION_POLICY_REJECTION: VerificationPolicy.ValueType  # 3
 """accept with probability min(1, p/q), else sample the residual"""
 VERIFICATION_POLICY_BLOCK: VerificationPolicy.ValueType  # 4
-"""reserved for joint verification of the block; refused by name today"""
+"""accept the longest prefix that a joint rule over all drafts allows"""
 Global___VerificationPolicy: _TypeAlias = VerificationPolicy  # noqa: Y015
 
 class _DraftProbsTransport:
@@ -98,7 +98,7 @@ class _DraftProbsTransportEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_D
     DRAFT_PROBS_TRANSPORT_SPARSE: _DraftProbsTransport.ValueType  # 3
     """at most 128 entries a position, exactly those sampled from"""
     DRAFT_PROBS_TRANSPORT_FULL: _DraftProbsTransport.ValueType  # 4
-    """reserved for whole vocabularies; refused by name today"""
+    """the whole vocabulary a position; only when asked for"""
 
 class DraftProbsTransport(_DraftProbsTransport, metaclass=_DraftProbsTransportEnumTypeWrapper):
     """How the draft's distribution q reaches the target."""
@@ -112,8 +112,32 @@ DRAFT_PROBS_TRANSPORT_COUPLED: DraftProbsTransport.ValueType  # 2
 DRAFT_PROBS_TRANSPORT_SPARSE: DraftProbsTransport.ValueType  # 3
 """at most 128 entries a position, exactly those sampled from"""
 DRAFT_PROBS_TRANSPORT_FULL: DraftProbsTransport.ValueType  # 4
-"""reserved for whole vocabularies; refused by name today"""
+"""the whole vocabulary a position; only when asked for"""
 Global___DraftProbsTransport: _TypeAlias = DraftProbsTransport  # noqa: Y015
+
+class _LogprobsMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LogprobsModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LogprobsMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LOGPROBS_MODE_UNSPECIFIED: _LogprobsMode.ValueType  # 0
+    """raw"""
+    LOGPROBS_MODE_RAW: _LogprobsMode.ValueType  # 1
+    """the model's own, before any processing"""
+    LOGPROBS_MODE_PROCESSED: _LogprobsMode.ValueType  # 2
+    """what the token was chosen from; when greedy: after bias, penalties and masks"""
+
+class LogprobsMode(_LogprobsMode, metaclass=_LogprobsModeEnumTypeWrapper):
+    """Which distribution logprobs are of."""
+
+LOGPROBS_MODE_UNSPECIFIED: LogprobsMode.ValueType  # 0
+"""raw"""
+LOGPROBS_MODE_RAW: LogprobsMode.ValueType  # 1
+"""the model's own, before any processing"""
+LOGPROBS_MODE_PROCESSED: LogprobsMode.ValueType  # 2
+"""what the token was chosen from; when greedy: after bias, penalties and masks"""
+Global___LogprobsMode: _TypeAlias = LogprobsMode  # noqa: Y015
 
 class _ItemErrorCode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -276,6 +300,69 @@ class SamplingParams(_message.Message):
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
+class LogprobsOptions(_message.Message):
+    """Asks for the log-probability of every token of the output."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_TOP_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    num_top: _builtins.int
+    """likeliest tokens listed beside it, at most 20"""
+    mode: Global___LogprobsMode.ValueType
+    def __init__(
+        self,
+        *,
+        num_top: _builtins.int = ...,
+        mode: Global___LogprobsMode.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "num_top", b"num_top"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogprobsOptions: _TypeAlias = LogprobsOptions  # noqa: Y015
+
+@_typing.final
+class TokenLogprobs(_message.Message):
+    """One output token's log-probability."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    logprob: _builtins.float
+    """natural logarithm"""
+    rank: _builtins.int
+    """1: the likeliest; among equals the lowest id comes first"""
+    @_builtins.property
+    def top_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the likeliest first; fewer where fewer are possible"""
+
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """same order"""
+
+    def __init__(
+        self,
+        *,
+        logprob: _builtins.float = ...,
+        rank: _builtins.int = ...,
+        top_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "rank", b"rank", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
+
+@_typing.final
 class OpenSession(_message.Message):
     """Everything that decides a session's tokens; sent by every open, so that a re-open changes nothing."""
 
@@ -291,6 +378,7 @@ class OpenSession(_message.Message):
     VERIFICATION_POLICY_FIELD_NUMBER: _builtins.int
     DRAFT_PROBS_TRANSPORT_FIELD_NUMBER: _builtins.int
     SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     prompt_len: _builtins.int
     """how many of token_ids are prompt"""
     max_tokens: _builtins.int
@@ -317,6 +405,10 @@ class OpenSession(_message.Message):
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """as above; empty when EOS is to be ignored"""
 
+    @_builtins.property
+    def logprobs(self) -> Global___LogprobsOptions:
+        """unset: none"""
+
     def __init__(
         self,
         *,
@@ -330,10 +422,11 @@ class OpenSession(_message.Message):
         verification_policy: Global___VerificationPolicy.ValueType = ...,
         draft_probs_transport: Global___DraftProbsTransport.ValueType = ...,
         sample_index: _builtins.int = ...,
+        logprobs: Global___LogprobsOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_probs_transport", b"draft_probs_transport", "eos_token_ids", b"eos_token_ids", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "prompt_len", b"prompt_len", "sample_index", b"sample_index", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids", "verification_policy", b"verification_policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_probs_transport", b"draft_probs_transport", "eos_token_ids", b"eos_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "prompt_len", b"prompt_len", "sample_index", b"sample_index", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids", "verification_policy", b"verification_policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -395,15 +488,15 @@ class Stamp(_message.Message):
 Global___Stamp: _TypeAlias = Stamp  # noqa: Y015
 
 @_typing.final
-class SparseProbs(_message.Message):
-    """The distribution one draft token was sampled from, no more than 128 entries."""
+class DraftProbs(_message.Message):
+    """The distribution one draft token was sampled from: `sparse` lists at most 128 ids, `full` gives ids 0, 1, 2, ..."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_IDS_U32_FIELD_NUMBER: _builtins.int
     PROBS_F32_FIELD_NUMBER: _builtins.int
     token_ids_u32: _builtins.bytes
-    """little-endian uint32"""
+    """little-endian uint32; empty under `full`"""
     probs_f32: _builtins.bytes
     """little-endian float32, same order, sums to 1"""
     def __init__(
@@ -418,7 +511,7 @@ class SparseProbs(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SparseProbs: _TypeAlias = SparseProbs  # noqa: Y015
+Global___DraftProbs: _TypeAlias = DraftProbs  # noqa: Y015
 
 @_typing.final
 class Proposal(_message.Message):
@@ -432,8 +525,8 @@ class Proposal(_message.Message):
     @_builtins.property
     def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def draft_probs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SparseProbs]:
-        """one a draft under `sparse`, else empty"""
+    def draft_probs(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftProbs]:
+        """one a draft under `sparse` and `full`, else empty"""
 
     @_builtins.property
     def parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -443,7 +536,7 @@ class Proposal(_message.Message):
         self,
         *,
         draft_token_ids: _abc.Iterable[_builtins.int] | None = ...,
-        draft_probs: _abc.Iterable[Global___SparseProbs] | None = ...,
+        draft_probs: _abc.Iterable[Global___DraftProbs] | None = ...,
         parents: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tandem.common.v1 import common_pb2 as tandem_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)tandem/orchestrator/v1/orchestrator.proto\x12\x16tandem.orchestrator.v1\x1a\x1dtandem/common/v1/common.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"E\n\x0c\x43hatMessages\x12\x35\n\x08messages\x18\x01 \x03(\x0b\x32#.tandem.orchestrator.v1.ChatMessage\"\xda\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x32\n\x06tokens\x18\x03 \x01(\x0b\x32 .tandem.orchestrator.v1.TokenIdsH\x00\x12\x34\n\x04\x63hat\x18\x04 \x01(\x0b\x32$.tandem.orchestrator.v1.ChatMessagesH\x00\x12\x32\n\x08sampling\x18\x05 \x01(\x0b\x32 .tandem.common.v1.SamplingParams\x12:\n\x08stopping\x18\x06 \x01(\x0b\x32(.tandem.orchestrator.v1.StoppingCriteria\x12?\n\x0bspeculation\x18\x07 \x01(\x0b\x32*.tandem.orchestrator.v1.SpeculationOptionsB\x08\n\x06prompt\"\xa8\x01\n\x10StoppingCriteria\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\x1e\n\x16include_stop_in_output\x18\x06 \x01(\x08\x42\r\n\x0b_max_tokens\"\xad\x01\n\x12SpeculationOptions\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x1d\n\x10num_draft_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x41\n\x13verification_policy\x18\x03 \x01(\x0e\x32$.tandem.common.v1.VerificationPolicyB\n\n\x08_enabledB\x13\n\x11_num_draft_tokens\"\xcd\x01\n\x10GenerateResponse\x12:\n\x07started\x18\x01 \x01(\x0b\x32\'.tandem.orchestrator.v1.GenerateStartedH\x00\x12\x36\n\x05\x63hunk\x18\x02 \x01(\x0b\x32%.tandem.orchestrator.v1.GenerateChunkH\x00\x12<\n\x08\x63omplete\x18\x03 \x01(\x0b\x32(.tandem.orchestrator.v1.GenerateCompleteH\x00\x42\x07\n\x05\x65vent\"\xa3\x01\n\x0fGenerateStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x41\n\x13verification_policy\x18\x04 \x01(\x0e\x32$.tandem.common.v1.VerificationPolicy\x12\x10\n\x08model_id\x18\x05 \x01(\t\"`\n\rGenerateChunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x04 \x01(\r\"\x81\x02\n\x10GenerateComplete\x12\x35\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x1e.tandem.common.v1.FinishReason\x12\x1a\n\x10matched_token_id\x18\x02 \x01(\rH\x00\x12\x1d\n\x13matched_stop_string\x18\x03 \x01(\tH\x00\x12,\n\x05usage\x18\x04 \x01(\x0b\x32\x1d.tandem.orchestrator.v1.Usage\x12=\n\x0bspeculation\x18\x05 \x01(\x0b\x32(.tandem.orchestrator.v1.SpeculationStatsB\x0e\n\x0cmatched_stop\"x\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x1d\n\x15num_completion_tokens\x18\x02 \x01(\r\x12\x1e\n\x16time_to_first_token_us\x18\x03 \x01(\x04\x12\x15\n\rgeneration_us\x18\x04 \x01(\x04\"\xf7\x01\n\x10SpeculationStats\x12\x12\n\nnum_rounds\x18\x01 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x03 \x01(\r\x12 \n\x18num_draft_tokens_per_pos\x18\x04 \x03(\r\x12\x1c\n\x14num_accepted_per_pos\x18\x05 \x03(\r\x12\x1b\n\x13num_fallback_rounds\x18\x06 \x01(\r\x12\x13\n\x0bnum_reopens\x18\x07 \x01(\r\x12\x15\n\rdraft_wait_us\x18\x08 \x01(\x04\x12\x16\n\x0everify_wait_us\x18\t \x01(\x04\"\x10\n\x0eGetInfoRequest\"\xac\x02\n\x0fGetInfoResponse\x12+\n\x06target\x18\x01 \x01(\x0b\x32\x1b.tandem.common.v1.ModelInfo\x12+\n\x0btarget_load\x18\x02 \x01(\x0b\x32\x16.tandem.common.v1.Load\x12*\n\x05\x64raft\x18\x03 \x01(\x0b\x32\x1b.tandem.common.v1.ModelInfo\x12*\n\ndraft_load\x18\x04 \x01(\x0b\x32\x16.tandem.common.v1.Load\x12\x10\n\x08proposer\x18\x05 \x01(\t\x12\x1c\n\x14num_running_requests\x18\x06 \x01(\r\x12\x1b\n\x13is_target_connected\x18\x07 \x01(\x08\x12\x1a\n\x12is_draft_connected\x18\x08 \x01(\x08\x32\xd2\x01\n\x13OrchestratorService\x12_\n\x08Generate\x12\'.tandem.orchestrator.v1.GenerateRequest\x1a(.tandem.orchestrator.v1.GenerateResponse0\x01\x12Z\n\x07GetInfo\x12&.tandem.orchestrator.v1.GetInfoRequest\x1a\'.tandem.orchestrator.v1.GetInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)tandem/orchestrator/v1/orchestrator.proto\x12\x16tandem.orchestrator.v1\x1a\x1dtandem/common/v1/common.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"E\n\x0c\x43hatMessages\x12\x35\n\x08messages\x18\x01 \x03(\x0b\x32#.tandem.orchestrator.v1.ChatMessage\"\xbb\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x32\n\x06tokens\x18\x03 \x01(\x0b\x32 .tandem.orchestrator.v1.TokenIdsH\x00\x12\x34\n\x04\x63hat\x18\x04 \x01(\x0b\x32$.tandem.orchestrator.v1.ChatMessagesH\x00\x12\x32\n\x08sampling\x18\x05 \x01(\x0b\x32 .tandem.common.v1.SamplingParams\x12:\n\x08stopping\x18\x06 \x01(\x0b\x32(.tandem.orchestrator.v1.StoppingCriteria\x12?\n\x0bspeculation\x18\x07 \x01(\x0b\x32*.tandem.orchestrator.v1.SpeculationOptions\x12\x0e\n\x01n\x18\x08 \x01(\rH\x01\x88\x01\x01\x12\x14\n\x0csample_index\x18\t \x01(\r\x12\x33\n\x08logprobs\x18\n \x01(\x0b\x32!.tandem.common.v1.LogprobsOptionsB\x08\n\x06promptB\x04\n\x02_n\"\xa8\x01\n\x10StoppingCriteria\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\x1e\n\x16include_stop_in_output\x18\x06 \x01(\x08\x42\r\n\x0b_max_tokens\"\xf3\x01\n\x12SpeculationOptions\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x1d\n\x10num_draft_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x41\n\x13verification_policy\x18\x03 \x01(\x0e\x32$.tandem.common.v1.VerificationPolicy\x12\x44\n\x15\x64raft_probs_transport\x18\x04 \x01(\x0e\x32%.tandem.common.v1.DraftProbsTransportB\n\n\x08_enabledB\x13\n\x11_num_draft_tokens\"\xcd\x01\n\x10GenerateResponse\x12:\n\x07started\x18\x01 \x01(\x0b\x32\'.tandem.orchestrator.v1.GenerateStartedH\x00\x12\x36\n\x05\x63hunk\x18\x02 \x01(\x0b\x32%.tandem.orchestrator.v1.GenerateChunkH\x00\x12<\n\x08\x63omplete\x18\x03 \x01(\x0b\x32(.tandem.orchestrator.v1.GenerateCompleteH\x00\x42\x07\n\x05\x65vent\"\xe9\x01\n\x0fGenerateStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x41\n\x13verification_policy\x18\x04 \x01(\x0e\x32$.tandem.common.v1.VerificationPolicy\x12\x10\n\x08model_id\x18\x05 \x01(\t\x12\x44\n\x15\x64raft_probs_transport\x18\x06 \x01(\x0e\x32%.tandem.common.v1.DraftProbsTransport\"\xa9\x01\n\rGenerateChunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x04 \x01(\r\x12\x14\n\x0csample_index\x18\x05 \x01(\r\x12\x31\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1f.tandem.common.v1.TokenLogprobs\"\x97\x02\n\x10GenerateComplete\x12\x35\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x1e.tandem.common.v1.FinishReason\x12\x1a\n\x10matched_token_id\x18\x02 \x01(\rH\x00\x12\x1d\n\x13matched_stop_string\x18\x03 \x01(\tH\x00\x12,\n\x05usage\x18\x04 \x01(\x0b\x32\x1d.tandem.orchestrator.v1.Usage\x12=\n\x0bspeculation\x18\x05 \x01(\x0b\x32(.tandem.orchestrator.v1.SpeculationStats\x12\x14\n\x0csample_index\x18\x06 \x01(\rB\x0e\n\x0cmatched_stop\"x\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x1d\n\x15num_completion_tokens\x18\x02 \x01(\r\x12\x1e\n\x16time_to_first_token_us\x18\x03 \x01(\x04\x12\x15\n\rgeneration_us\x18\x04 \x01(\x04\"\xf7\x01\n\x10SpeculationStats\x12\x12\n\nnum_rounds\x18\x01 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x03 \x01(\r\x12 \n\x18num_draft_tokens_per_pos\x18\x04 \x03(\r\x12\x1c\n\x14num_accepted_per_pos\x18\x05 \x03(\r\x12\x1b\n\x13num_fallback_rounds\x18\x06 \x01(\r\x12\x13\n\x0bnum_reopens\x18\x07 \x01(\r\x12\x15\n\rdraft_wait_us\x18\x08 \x01(\x04\x12\x16\n\x0everify_wait_us\x18\t \x01(\x04\"\x10\n\x0eGetInfoRequest\"\xac\x02\n\x0fGetInfoResponse\x12+\n\x06target\x18\x01 \x01(\x0b\x32\x1b.tandem.common.v1.ModelInfo\x12+\n\x0btarget_load\x18\x02 \x01(\x0b\x32\x16.tandem.common.v1.Load\x12*\n\x05\x64raft\x18\x03 \x01(\x0b\x32\x1b.tandem.common.v1.ModelInfo\x12*\n\ndraft_load\x18\x04 \x01(\x0b\x32\x16.tandem.common.v1.Load\x12\x10\n\x08proposer\x18\x05 \x01(\t\x12\x1c\n\x14num_running_requests\x18\x06 \x01(\r\x12\x1b\n\x13is_target_connected\x18\x07 \x01(\x08\x12\x1a\n\x12is_draft_connected\x18\x08 \x01(\x08\x32\xd2\x01\n\x13OrchestratorService\x12_\n\x08Generate\x12\'.tandem.orchestrator.v1.GenerateRequest\x1a(.tandem.orchestrator.v1.GenerateResponse0\x01\x12Z\n\x07GetInfo\x12&.tandem.orchestrator.v1.GetInfoRequest\x1a\'.tandem.orchestrator.v1.GetInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,27 +39,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATMESSAGES']._serialized_start=171
   _globals['_CHATMESSAGES']._serialized_end=240
   _globals['_GENERATEREQUEST']._serialized_start=243
-  _globals['_GENERATEREQUEST']._serialized_end=589
-  _globals['_STOPPINGCRITERIA']._serialized_start=592
-  _globals['_STOPPINGCRITERIA']._serialized_end=760
-  _globals['_SPECULATIONOPTIONS']._serialized_start=763
-  _globals['_SPECULATIONOPTIONS']._serialized_end=936
-  _globals['_GENERATERESPONSE']._serialized_start=939
-  _globals['_GENERATERESPONSE']._serialized_end=1144
-  _globals['_GENERATESTARTED']._serialized_start=1147
-  _globals['_GENERATESTARTED']._serialized_end=1310
-  _globals['_GENERATECHUNK']._serialized_start=1312
-  _globals['_GENERATECHUNK']._serialized_end=1408
-  _globals['_GENERATECOMPLETE']._serialized_start=1411
-  _globals['_GENERATECOMPLETE']._serialized_end=1668
-  _globals['_USAGE']._serialized_start=1670
-  _globals['_USAGE']._serialized_end=1790
-  _globals['_SPECULATIONSTATS']._serialized_start=1793
-  _globals['_SPECULATIONSTATS']._serialized_end=2040
-  _globals['_GETINFOREQUEST']._serialized_start=2042
-  _globals['_GETINFOREQUEST']._serialized_end=2058
-  _globals['_GETINFORESPONSE']._serialized_start=2061
-  _globals['_GETINFORESPONSE']._serialized_end=2361
-  _globals['_ORCHESTRATORSERVICE']._serialized_start=2364
-  _globals['_ORCHESTRATORSERVICE']._serialized_end=2574
+  _globals['_GENERATEREQUEST']._serialized_end=686
+  _globals['_STOPPINGCRITERIA']._serialized_start=689
+  _globals['_STOPPINGCRITERIA']._serialized_end=857
+  _globals['_SPECULATIONOPTIONS']._serialized_start=860
+  _globals['_SPECULATIONOPTIONS']._serialized_end=1103
+  _globals['_GENERATERESPONSE']._serialized_start=1106
+  _globals['_GENERATERESPONSE']._serialized_end=1311
+  _globals['_GENERATESTARTED']._serialized_start=1314
+  _globals['_GENERATESTARTED']._serialized_end=1547
+  _globals['_GENERATECHUNK']._serialized_start=1550
+  _globals['_GENERATECHUNK']._serialized_end=1719
+  _globals['_GENERATECOMPLETE']._serialized_start=1722
+  _globals['_GENERATECOMPLETE']._serialized_end=2001
+  _globals['_USAGE']._serialized_start=2003
+  _globals['_USAGE']._serialized_end=2123
+  _globals['_SPECULATIONSTATS']._serialized_start=2126
+  _globals['_SPECULATIONSTATS']._serialized_end=2373
+  _globals['_GETINFOREQUEST']._serialized_start=2375
+  _globals['_GETINFOREQUEST']._serialized_end=2391
+  _globals['_GETINFORESPONSE']._serialized_start=2394
+  _globals['_GETINFORESPONSE']._serialized_end=2694
+  _globals['_ORCHESTRATORSERVICE']._serialized_start=2697
+  _globals['_ORCHESTRATORSERVICE']._serialized_end=2907
 # @@protoc_insertion_point(module_scope)

@@ -93,10 +93,17 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOPPING_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
+    SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """at most 128 characters; empty: one is made"""
     text: _builtins.str
     """tokenised verbatim"""
+    n: _builtins.int
+    """answers to the prompt, 1..16; default 1; they differ in their sample index, not in the seed"""
+    sample_index: _builtins.int
+    """of the first answer; with the seed it replays one answer of several"""
     @_builtins.property
     def tokens(self) -> Global___TokenIds:
         """used as they are"""
@@ -111,6 +118,10 @@ class GenerateRequest(_message.Message):
     def stopping(self) -> Global___StoppingCriteria: ...
     @_builtins.property
     def speculation(self) -> Global___SpeculationOptions: ...
+    @_builtins.property
+    def logprobs(self) -> _common_pb2.LogprobsOptions:
+        """unset: none"""
+
     def __init__(
         self,
         *,
@@ -121,13 +132,21 @@ class GenerateRequest(_message.Message):
         sampling: _common_pb2.SamplingParams | None = ...,
         stopping: Global___StoppingCriteria | None = ...,
         speculation: Global___SpeculationOptions | None = ...,
+        n: _builtins.int | None = ...,
+        sample_index: _builtins.int = ...,
+        logprobs: _common_pb2.LogprobsOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "chat", b"chat", "logprobs", b"logprobs", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "chat", b"chat", "logprobs", b"logprobs", "n", b"n", "prompt", b"prompt", "request_id", b"request_id", "sample_index", b"sample_index", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
+    _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "tokens", "chat"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
@@ -184,21 +203,25 @@ class SpeculationOptions(_message.Message):
     ENABLED_FIELD_NUMBER: _builtins.int
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     VERIFICATION_POLICY_FIELD_NUMBER: _builtins.int
+    DRAFT_PROBS_TRANSPORT_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     """default true"""
     num_draft_tokens: _builtins.int
     """most drafts a round; unset: the server's choice; 0: none"""
     verification_policy: _common_pb2.VerificationPolicy.ValueType
+    draft_probs_transport: _common_pb2.DraftProbsTransport.ValueType
+    """Unset: the cheapest that the policy allows. What the draft service cannot do becomes one_hot; `started` says so."""
     def __init__(
         self,
         *,
         enabled: _builtins.bool | None = ...,
         num_draft_tokens: _builtins.int | None = ...,
         verification_policy: _common_pb2.VerificationPolicy.ValueType = ...,
+        draft_probs_transport: _common_pb2.DraftProbsTransport.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_num_draft_tokens", b"_num_draft_tokens", "enabled", b"enabled", "num_draft_tokens", b"num_draft_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_num_draft_tokens", b"_num_draft_tokens", "enabled", b"enabled", "num_draft_tokens", b"num_draft_tokens", "verification_policy", b"verification_policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_num_draft_tokens", b"_num_draft_tokens", "draft_probs_transport", b"draft_probs_transport", "enabled", b"enabled", "num_draft_tokens", b"num_draft_tokens", "verification_policy", b"verification_policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__enabled: _TypeAlias = _typing.Literal["enabled"]  # noqa: Y015
     _WhichOneofArgType__enabled: _TypeAlias = _typing.Literal["_enabled", b"_enabled"]  # noqa: Y015
@@ -250,6 +273,7 @@ class GenerateStarted(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     VERIFICATION_POLICY_FIELD_NUMBER: _builtins.int
     MODEL_ID_FIELD_NUMBER: _builtins.int
+    DRAFT_PROBS_TRANSPORT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     num_prompt_tokens: _builtins.int
     seed: _builtins.int
@@ -257,6 +281,8 @@ class GenerateStarted(_message.Message):
     verification_policy: _common_pb2.VerificationPolicy.ValueType
     """what was chosen"""
     model_id: _builtins.str
+    draft_probs_transport: _common_pb2.DraftProbsTransport.ValueType
+    """what was chosen"""
     def __init__(
         self,
         *,
@@ -265,10 +291,11 @@ class GenerateStarted(_message.Message):
         seed: _builtins.int = ...,
         verification_policy: _common_pb2.VerificationPolicy.ValueType = ...,
         model_id: _builtins.str = ...,
+        draft_probs_transport: _common_pb2.DraftProbsTransport.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_id", b"model_id", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "seed", b"seed", "verification_policy", b"verification_policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_probs_transport", b"draft_probs_transport", "model_id", b"model_id", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "seed", b"seed", "verification_policy", b"verification_policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -284,11 +311,19 @@ class GenerateChunk(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_ACCEPTED_FIELD_NUMBER: _builtins.int
+    SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     num_draft_tokens: _builtins.int
     num_accepted: _builtins.int
+    sample_index: _builtins.int
+    """whose tokens these are"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
+        """one a token of token_ids when asked, else empty"""
+
     def __init__(
         self,
         *,
@@ -296,10 +331,12 @@ class GenerateChunk(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         num_draft_tokens: _builtins.int = ...,
         num_accepted: _builtins.int = ...,
+        sample_index: _builtins.int = ...,
+        logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_accepted", b"num_accepted", "num_draft_tokens", b"num_draft_tokens", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_draft_tokens", b"num_draft_tokens", "sample_index", b"sample_index", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -307,6 +344,8 @@ Global___GenerateChunk: _TypeAlias = GenerateChunk  # noqa: Y015
 
 @_typing.final
 class GenerateComplete(_message.Message):
+    """One answer is complete; the stream ends after the last."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     FINISH_REASON_FIELD_NUMBER: _builtins.int
@@ -314,9 +353,12 @@ class GenerateComplete(_message.Message):
     MATCHED_STOP_STRING_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
+    SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
     finish_reason: _common_pb2.FinishReason.ValueType
     matched_token_id: _builtins.int
     matched_stop_string: _builtins.str
+    sample_index: _builtins.int
+    """whose end this is"""
     @_builtins.property
     def usage(self) -> Global___Usage: ...
     @_builtins.property
@@ -329,10 +371,11 @@ class GenerateComplete(_message.Message):
         matched_stop_string: _builtins.str = ...,
         usage: Global___Usage | None = ...,
         speculation: Global___SpeculationStats | None = ...,
+        sample_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop", "matched_stop_string", b"matched_stop_string", "matched_token_id", b"matched_token_id", "speculation", b"speculation", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "matched_stop", b"matched_stop", "matched_stop_string", b"matched_stop_string", "matched_token_id", b"matched_token_id", "speculation", b"speculation", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "matched_stop", b"matched_stop", "matched_stop_string", b"matched_stop_string", "matched_token_id", b"matched_token_id", "sample_index", b"sample_index", "speculation", b"speculation", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_matched_stop: _TypeAlias = _typing.Literal["matched_token_id", "matched_stop_string"]  # noqa: Y015
     _WhichOneofArgType_matched_stop: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop"]  # noqa: Y015

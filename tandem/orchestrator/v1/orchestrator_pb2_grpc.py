@@ -50,7 +50,7 @@ class OrchestratorServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Streams one started, a chunk for each round that has something to say, and one complete.
+        """Streams one started, then for each of n answers a chunk a round and one complete, interleaved.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

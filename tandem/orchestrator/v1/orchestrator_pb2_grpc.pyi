@@ -32,7 +32,7 @@ class OrchestratorServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> OrchestratorServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_orchestrator_pb2.GenerateRequest, _orchestrator_pb2.GenerateResponse]
-    """Streams one started, a chunk for each round that has something to say, and one complete."""
+    """Streams one started, then for each of n answers a chunk a round and one complete, interleaved."""
     GetInfo: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.GetInfoRequest, _orchestrator_pb2.GetInfoResponse]
     """What is served here, and how busy it is."""
 
@@ -40,7 +40,7 @@ class OrchestratorServiceStub:
 class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_orchestrator_pb2.GenerateRequest, _orchestrator_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Streams one started, a chunk for each round that has something to say, and one complete."""
+    """Streams one started, then for each of n answers a chunk a round and one complete, interleaved."""
     GetInfo: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.GetInfoRequest, _orchestrator_pb2.GetInfoResponse]  # type: ignore[assignment]
     """What is served here, and how busy it is."""
 
@@ -51,7 +51,7 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _orchestrator_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_orchestrator_pb2.GenerateResponse], _abc.AsyncIterator[_orchestrator_pb2.GenerateResponse]]:
-        """Streams one started, a chunk for each round that has something to say, and one complete."""
+        """Streams one started, then for each of n answers a chunk a round and one complete, interleaved."""
 
     @_abc_1.abstractmethod
     def GetInfo(

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tandem.common.v1 import common_pb2 as tandem_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtandem/target/v1/target.proto\x12\x10tandem.target.v1\x1a\x1dtandem/common/v1/common.proto\"<\n\rVerifyRequest\x12+\n\x05items\x18\x01 \x03(\x0b\x32\x1c.tandem.target.v1.VerifyItem\"\xf4\x01\n\nVerifyItem\x12&\n\x05stamp\x18\x01 \x01(\x0b\x32\x17.tandem.common.v1.Stamp\x12-\n\x04open\x18\x02 \x01(\x0b\x32\x1d.tandem.common.v1.OpenSessionH\x00\x12.\n\x06verify\x18\x03 \x01(\x0b\x32\x1c.tandem.target.v1.VerifyStepH\x00\x12/\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x1e.tandem.common.v1.CloseSessionH\x00\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x05 \x01(\r\x12\x13\n\x0btraceparent\x18\x06 \x01(\tB\x04\n\x02op\":\n\nVerifyStep\x12,\n\x08proposal\x18\x01 \x01(\x0b\x32\x1a.tandem.common.v1.Proposal\"g\n\x0eVerifyResponse\x12/\n\x07results\x18\x01 \x03(\x0b\x32\x1e.tandem.target.v1.VerifyResult\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.tandem.common.v1.Load\"\x83\x02\n\x0cVerifyResult\x12&\n\x05stamp\x18\x01 \x01(\x0b\x32\x17.tandem.common.v1.Stamp\x12\x31\n\x06opened\x18\x02 \x01(\x0b\x32\x1f.tandem.target.v1.SessionOpenedH\x00\x12,\n\x07verdict\x18\x03 \x01(\x0b\x32\x19.tandem.target.v1.VerdictH\x00\x12,\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x1b.tandem.common.v1.ItemErrorH\x00\x12\x31\n\x06\x63losed\x18\x05 \x01(\x0b\x32\x1f.tandem.target.v1.SessionClosedH\x00\x42\t\n\x07outcome\"\x0f\n\rSessionOpened\"\x0f\n\rSessionClosed\"\xc5\x01\n\x07Verdict\x12\x18\n\x10num_draft_tokens\x18\x01 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x35\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1e.tandem.common.v1.FinishReason\x12,\n\x06timing\x18\x05 \x01(\x0b\x32\x1c.tandem.common.v1.ItemTiming\x12\x12\n\nbatch_rows\x18\x06 \x01(\r\"\x10\n\x0eGetInfoRequest\"c\n\x0fGetInfoResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.tandem.common.v1.ModelInfo\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.tandem.common.v1.Load2\xb0\x01\n\rTargetService\x12O\n\x06Verify\x12\x1f.tandem.target.v1.VerifyRequest\x1a .tandem.target.v1.VerifyResponse(\x01\x30\x01\x12N\n\x07GetInfo\x12 .tandem.target.v1.GetInfoRequest\x1a!.tandem.target.v1.GetInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtandem/target/v1/target.proto\x12\x10tandem.target.v1\x1a\x1dtandem/common/v1/common.proto\"<\n\rVerifyRequest\x12+\n\x05items\x18\x01 \x03(\x0b\x32\x1c.tandem.target.v1.VerifyItem\"\xf4\x01\n\nVerifyItem\x12&\n\x05stamp\x18\x01 \x01(\x0b\x32\x17.tandem.common.v1.Stamp\x12-\n\x04open\x18\x02 \x01(\x0b\x32\x1d.tandem.common.v1.OpenSessionH\x00\x12.\n\x06verify\x18\x03 \x01(\x0b\x32\x1c.tandem.target.v1.VerifyStepH\x00\x12/\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x1e.tandem.common.v1.CloseSessionH\x00\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x05 \x01(\r\x12\x13\n\x0btraceparent\x18\x06 \x01(\tB\x04\n\x02op\":\n\nVerifyStep\x12,\n\x08proposal\x18\x01 \x01(\x0b\x32\x1a.tandem.common.v1.Proposal\"g\n\x0eVerifyResponse\x12/\n\x07results\x18\x01 \x03(\x0b\x32\x1e.tandem.target.v1.VerifyResult\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.tandem.common.v1.Load\"\x83\x02\n\x0cVerifyResult\x12&\n\x05stamp\x18\x01 \x01(\x0b\x32\x17.tandem.common.v1.Stamp\x12\x31\n\x06opened\x18\x02 \x01(\x0b\x32\x1f.tandem.target.v1.SessionOpenedH\x00\x12,\n\x07verdict\x18\x03 \x01(\x0b\x32\x19.tandem.target.v1.VerdictH\x00\x12,\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x1b.tandem.common.v1.ItemErrorH\x00\x12\x31\n\x06\x63losed\x18\x05 \x01(\x0b\x32\x1f.tandem.target.v1.SessionClosedH\x00\x42\t\n\x07outcome\"\x0f\n\rSessionOpened\"\x0f\n\rSessionClosed\"\xf8\x01\n\x07Verdict\x12\x18\n\x10num_draft_tokens\x18\x01 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x35\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1e.tandem.common.v1.FinishReason\x12,\n\x06timing\x18\x05 \x01(\x0b\x32\x1c.tandem.common.v1.ItemTiming\x12\x12\n\nbatch_rows\x18\x06 \x01(\r\x12\x31\n\x08logprobs\x18\x07 \x03(\x0b\x32\x1f.tandem.common.v1.TokenLogprobs\"\x10\n\x0eGetInfoRequest\"c\n\x0fGetInfoResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.tandem.common.v1.ModelInfo\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.tandem.common.v1.Load2\xb0\x01\n\rTargetService\x12O\n\x06Verify\x12\x1f.tandem.target.v1.VerifyRequest\x1a .tandem.target.v1.VerifyResponse(\x01\x30\x01\x12N\n\x07GetInfo\x12 .tandem.target.v1.GetInfoRequest\x1a!.tandem.target.v1.GetInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,11 +47,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SESSIONCLOSED']._serialized_start=835
   _globals['_SESSIONCLOSED']._serialized_end=850
   _globals['_VERDICT']._serialized_start=853
-  _globals['_VERDICT']._serialized_end=1050
-  _globals['_GETINFOREQUEST']._serialized_start=1052
-  _globals['_GETINFOREQUEST']._serialized_end=1068
-  _globals['_GETINFORESPONSE']._serialized_start=1070
-  _globals['_GETINFORESPONSE']._serialized_end=1169
-  _globals['_TARGETSERVICE']._serialized_start=1172
-  _globals['_TARGETSERVICE']._serialized_end=1348
+  _globals['_VERDICT']._serialized_end=1101
+  _globals['_GETINFOREQUEST']._serialized_start=1103
+  _globals['_GETINFOREQUEST']._serialized_end=1119
+  _globals['_GETINFORESPONSE']._serialized_start=1121
+  _globals['_GETINFORESPONSE']._serialized_end=1220
+  _globals['_TARGETSERVICE']._serialized_start=1223
+  _globals['_TARGETSERVICE']._serialized_end=1399
 # @@protoc_insertion_point(module_scope)

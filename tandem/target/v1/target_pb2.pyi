@@ -209,6 +209,7 @@ class Verdict(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
     BATCH_ROWS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     num_draft_tokens: _builtins.int
     """drafts that were verified, after the target's own limits"""
     num_accepted: _builtins.int
@@ -223,6 +224,10 @@ class Verdict(_message.Message):
 
     @_builtins.property
     def timing(self) -> _common_pb2.ItemTiming: ...
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
+        """one a token of token_ids when the session asked, else empty"""
+
     def __init__(
         self,
         *,
@@ -232,10 +237,11 @@ class Verdict(_message.Message):
         finish_reason: _common_pb2.FinishReason.ValueType = ...,
         timing: _common_pb2.ItemTiming | None = ...,
         batch_rows: _builtins.int = ...,
+        logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_rows", b"batch_rows", "finish_reason", b"finish_reason", "num_accepted", b"num_accepted", "num_draft_tokens", b"num_draft_tokens", "timing", b"timing", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_rows", b"batch_rows", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_draft_tokens", b"num_draft_tokens", "timing", b"timing", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
