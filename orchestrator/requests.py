@@ -11,7 +11,7 @@ from tandem import codec
 from tandem.chat_template import ChatTemplateError
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.serving.errors import ServiceError
-from tandem.types import DraftProbsTransport, ItemError, SessionSpec, VerificationPolicy
+from tandem.types import DraftProbsTransport, ItemError, LogprobsOptions, SessionSpec, VerificationPolicy
 from tandem.validation import (
     MAX_REQUEST_ID_CHARS,
     InvalidArgumentError,
@@ -127,7 +127,18 @@ def _session_spec(request: pb.GenerateRequest, prompt: tuple[int, ...], offer: O
         eos_token_ids=frozenset() if stopping.ignore_eos else frozenset(offer.vocabulary.eos_token_ids),
         verification_policy=policy,
         draft_probs_transport=_transport(policy, offer),
+        logprobs=_logprobs(request),
     )
+
+
+def _logprobs(request: pb.GenerateRequest) -> LogprobsOptions | None:
+    """What is asked of them; ServiceError UNIMPLEMENTED for a mode that is not offered."""
+    if not request.HasField("logprobs"):
+        return None
+    try:
+        return codec.logprobs_options_from_proto(request.logprobs)
+    except ItemError as error:
+        raise ServiceError(grpc.StatusCode.UNIMPLEMENTED, error.message) from error
 
 
 def _transport(policy: VerificationPolicy, offer: Offer) -> DraftProbsTransport:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from orchestrator.speculation_stats import SpeculationStats
 from orchestrator.text_stream import TextStream
 from tandem.prefix_hash import HashedTokens
-from tandem.types import FinishReason, Proposal, SessionSpec, Verdict
+from tandem.types import FinishReason, Proposal, SessionSpec, TokenLogprobs, Verdict
 
 
 class BadVerdictError(Exception):
@@ -26,6 +26,7 @@ class RoundOutput:
     text: str
     num_draft_tokens: int
     num_accepted: int
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one a token when the session asked, else empty
 
 
 class Sequence:
@@ -124,7 +125,8 @@ class Sequence:
         self._last_token_at = self._clock()
         if self._first_token_at is None:
             self._first_token_at = self._last_token_at
-        return RoundOutput(token_ids, self._take_text(), num_drafted, num_accepted)
+        logprobs = verdict.logprobs[: len(token_ids)]
+        return RoundOutput(token_ids, self._take_text(), num_drafted, num_accepted, logprobs)
 
     def _append(self, token_id: int) -> None:
         """Add one token and see whether it ends the generation."""
@@ -167,3 +169,6 @@ class Sequence:
         for token_id in verdict.token_ids:
             if not 0 <= token_id < self._vocab_size:
                 raise BadVerdictError(f"token id {token_id} is outside 0..{self._vocab_size - 1}")
+        num_logprobs = 0 if self._spec.logprobs is None else num_tokens
+        if len(verdict.logprobs) != num_logprobs:
+            raise BadVerdictError(f"{len(verdict.logprobs)} logprobs where {num_logprobs} are due")

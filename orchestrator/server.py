@@ -193,6 +193,7 @@ def _chunk(output: RoundOutput) -> pb.GenerateResponse:
         token_ids=output.token_ids,
         num_draft_tokens=output.num_draft_tokens,
         num_accepted=output.num_accepted,
+        logprobs=map(codec.token_logprobs_to_proto, output.logprobs),
     )
     return pb.GenerateResponse(chunk=chunk)
 

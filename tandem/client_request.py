@@ -1,16 +1,17 @@
 """From a function call's arguments to a GenerateRequest; the same for the async and the sync client."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
 from operator import index
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
 from tandem import codec
 from tandem.client_errors import InvalidRequestError
-from tandem.common.v1 import common_pb2 as pb_common
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.types import VerificationPolicy
+from tandem.types import LogprobsMode, VerificationPolicy
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]
+EnumT = TypeVar("EnumT", bound=StrEnum)
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -33,6 +34,9 @@ class GenerateOptions(TypedDict, total=False):
     stop_token_ids: Iterable[int] | None
     ignore_eos: bool | None
     include_stop_in_output: bool | None
+    logprobs: bool | None  # True: the log-probability of every token
+    top_logprobs: int | None  # likeliest tokens listed beside each, 0 to 20; needs `logprobs`
+    logprobs_mode: LogprobsMode | str | None  # "raw" (default) or "processed"; needs `logprobs`
     speculation: bool | None  # False: plain decoding
     num_draft_tokens: int | None  # most drafts a round; 0: none
     verification_policy: VerificationPolicy | str | None  # "greedy", "coupled", "rejection" or "block"
@@ -61,12 +65,16 @@ _STOPPING: dict[str, Callable[[Any], Any]] = {
     "ignore_eos": bool,
     "include_stop_in_output": bool,
 }
+_LOGPROBS: dict[str, Callable[[Any], Any]] = {
+    "top_logprobs": index,
+    "logprobs_mode": lambda name: codec.logprobs_mode_to_proto(_member(name, LogprobsMode)),
+}
 _SPECULATION: dict[str, Callable[[Any], Any]] = {
     "speculation": bool,
     "num_draft_tokens": index,
-    "verification_policy": lambda name: _policy(name),
+    "verification_policy": lambda name: codec.policy_to_proto(_member(name, VerificationPolicy)),
 }
-_PROTO_NAMES = {"speculation": "enabled"}
+_PROTO_NAMES = {"speculation": "enabled", "top_logprobs": "num_top", "logprobs_mode": "mode"}
 
 
 def build_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> pb.GenerateRequest:
@@ -82,9 +90,11 @@ def build_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> pb.Gene
         _assign(request, "request_id", options["request_id"], str)
     _set_prompt(request, prompt)
     given = {name: value for name, value in options.items() if value is not None}
+    _ask_logprobs(request, given)
     for message, converters in (
         (request.sampling, _SAMPLING),
         (request.stopping, _STOPPING),
+        (request.logprobs, _LOGPROBS),
         (request.speculation, _SPECULATION),
     ):
         for name, convert in converters.items():
@@ -115,10 +125,24 @@ def _set_prompt(request: pb.GenerateRequest, prompt: Prompt) -> None:
         _assign(request.tokens, "ids", prompt, lambda ids: [index(token_id) for token_id in ids])
 
 
-def _policy(name: str) -> pb_common.VerificationPolicy.ValueType:
-    if name not in set(VerificationPolicy):
-        raise ValueError(f"{name!r} is not offered; there are: {', '.join(VerificationPolicy)}")
-    return codec.policy_to_proto(VerificationPolicy(name))
+def _ask_logprobs(request: pb.GenerateRequest, given: Mapping[str, Any]) -> None:
+    """Ask for them if wanted; InvalidRequestError for a count as `logprobs`, and for details of what is not asked for."""
+    wanted = given.get("logprobs", False)
+    if not isinstance(wanted, bool):
+        problem = f"logprobs: {wanted!r} is neither True nor False; top_logprobs takes the number of likeliest tokens"
+        raise InvalidRequestError("INVALID_ARGUMENT", problem)
+    if wanted:
+        request.logprobs.SetInParent()
+        return
+    for name in _LOGPROBS:
+        if name in given:
+            raise InvalidRequestError("INVALID_ARGUMENT", f"{name}: needs logprobs=True")
+
+
+def _member(name: str, kind: type[EnumT]) -> EnumT:
+    if name not in set(kind):
+        raise ValueError(f"{name!r} is not offered; there are: {', '.join(kind)}")
+    return kind(name)
 
 
 def _text(value: Any) -> str:

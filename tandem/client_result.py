@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tandem import codec
 from tandem.client_errors import TandemError
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.types import FinishReason, VerificationPolicy
+from tandem.types import FinishReason, TokenLogprobs, VerificationPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,7 @@ class Chunk:
     token_ids: tuple[int, ...]
     num_draft_tokens: int
     num_accepted: int
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one a token when asked for, else empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class GenerationResult:
     generation_s: float  # from the first round's tokens to the last round's
     tokens_per_second: float | None  # tokens after the first round / generation_s; None for a single round
     speculation: Speculation
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one a token when asked for, else empty
 
     @property
     def num_completion_tokens(self) -> int:
@@ -72,6 +74,7 @@ class ResultFolder:
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
         self.result: GenerationResult | None = None
         self._started = pb.GenerateStarted()
         self._num_first_tokens = 0
@@ -89,7 +92,9 @@ class ResultFolder:
                 self._num_first_tokens = len(chunk.token_ids)
             self.texts.append(chunk.text)
             self.token_ids.extend(chunk.token_ids)
-            return Chunk(chunk.text, tuple(chunk.token_ids), chunk.num_draft_tokens, chunk.num_accepted)
+            logprobs = tuple(map(codec.token_logprobs_from_proto, chunk.logprobs))
+            self.logprobs.extend(logprobs)
+            return Chunk(chunk.text, tuple(chunk.token_ids), chunk.num_draft_tokens, chunk.num_accepted, logprobs)
         return None
 
     def finish(self) -> GenerationResult:
@@ -116,6 +121,7 @@ class ResultFolder:
             generation_s=generation_s,
             tokens_per_second=num_timed_tokens / generation_s if num_timed_tokens and generation_s else None,
             speculation=_speculation(complete.speculation),
+            logprobs=tuple(self.logprobs),
         )
 
 

@@ -126,10 +126,14 @@ def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
     )
 
 
+def logprobs_mode_to_proto(mode: LogprobsMode) -> pb.LogprobsMode.ValueType:
+    return _LOGPROBS_MODE_NUMBERS[mode]
+
+
 def logprobs_options_to_proto(options: LogprobsOptions | None) -> pb.LogprobsOptions | None:
     if options is None:
         return None
-    return pb.LogprobsOptions(num_top=options.num_top, mode=_LOGPROBS_MODE_NUMBERS[options.mode])
+    return pb.LogprobsOptions(num_top=options.num_top, mode=logprobs_mode_to_proto(options.mode))
 
 
 def logprobs_options_from_proto(message: pb.LogprobsOptions) -> LogprobsOptions:

@@ -45,6 +45,15 @@ def generate(
         str | None,
         typer.Option(help="coupled (default when sampling) or rejection; greedy at temperature 0."),
     ] = None,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Print every token's log-probability and its N likeliest, to standard error; 0 to 20."
+        ),
+    ] = None,
+    logprobs_mode: Annotated[
+        str | None, typer.Option(help="raw (default): the model's own; processed: what the token was chosen from.")
+    ] = None,
     stats: Annotated[
         bool, typer.Option("--stats", help="Print the speculation figures to standard error.")
     ] = False,
@@ -75,6 +84,9 @@ def generate(
         timeout=timeout,
         stop=stop,
         ignore_eos=ignore_eos,
+        logprobs=None if logprobs is None else True,
+        top_logprobs=logprobs,
+        logprobs_mode=logprobs_mode,
         speculation=speculation,
         verification_policy=verification_policy,
         num_draft_tokens=num_draft_tokens if _is_given(context, "num_draft_tokens") else None,
@@ -90,6 +102,8 @@ def generate(
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+    if logprobs is not None:
+        typer.echo(describe_logprobs(result), err=True)
     if stats:
         typer.echo(describe(result), err=True)
 
@@ -156,6 +170,18 @@ def describe(result: GenerationResult) -> str:
             f"seed                    {result.seed}",
         ]
     )
+
+
+def describe_logprobs(result: GenerationResult) -> str:
+    """A line a token: its id, log-probability and rank, then the likeliest ids of its row with theirs."""
+    lines = [f"{'token id':>8}  {'logprob':>10}  {'rank':>6}  likeliest"]
+    for token_id, entry in zip(result.token_ids, result.logprobs, strict=True):
+        likeliest = ", ".join(
+            f"{top_id} {logprob:.4f}"
+            for top_id, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+        )
+        lines.append(f"{token_id:>8}  {entry.logprob:>10.4f}  {entry.rank:>6}  {likeliest}".rstrip())
+    return "\n".join(lines)
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

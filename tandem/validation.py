@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from tandem.types import SamplingParams, SessionSpec
+from tandem.types import MAX_TOP_LOGPROBS, SamplingParams, SessionSpec
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
@@ -101,4 +101,6 @@ def check_session(spec: SessionSpec, vocab_size: int, max_context: int) -> None:
         )
     check_count("stopping.stop_token_ids", spec.stop_token_ids, MAX_TOKEN_ID_ENTRIES)
     check_token_ids("stopping.stop_token_ids", sorted(spec.stop_token_ids), vocab_size)
+    if spec.logprobs is not None:
+        check_range("logprobs.num_top", spec.logprobs.num_top, 0, MAX_TOP_LOGPROBS)
     check_sampling(spec.sampling, vocab_size)

@@ -7,14 +7,16 @@ Letters: K draft tokens of a round, T rows whose logits are wanted, V vocabulary
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
 from engine.backends.base import SequenceId, SequenceInput, SpeculativeEngine
+from engine.sampling.logprobs import token_logprobs
 from engine.sampling.policies import Decision, VerifyRows, rows_of, verify, verify_argmax
 from engine.sampling.processors import needs_no_logits, process
 from tandem.serving.items import internal_error
-from tandem.types import FinishReason, ItemError, Verdict
+from tandem.types import FinishReason, ItemError, LogprobsMode, Verdict
 from target_service.step import StepItem, StepOutcome, StepPlan, StepResult
 
 _log = logging.getLogger(__name__)
@@ -39,10 +41,10 @@ class Verifier:
         created: list[SequenceId] = []
         try:
             sequence_ids = [self._prepare(item, created) for item in plan.items]
-            decisions = iter(self._forward(sequence_ids, plan.items))
+            decided = iter(self._forward(sequence_ids, plan.items))
             batch_rows = sum(len(item.token_ids) for item in plan.items)
             outcomes = tuple(
-                self._settle(sequence_id, item, next(decisions) if item.verify else None, batch_rows)
+                self._settle(sequence_id, item, next(decided) if item.verify else None, batch_rows)
                 for sequence_id, item in zip(sequence_ids, plan.items, strict=True)
             )
         except BaseException:
@@ -68,8 +70,8 @@ class Verifier:
 
     def _forward(
         self, sequence_ids: Sequence[SequenceId], items: Sequence[StepItem]
-    ) -> Sequence[Decision | ItemError]:
-        """One engine call for all items -> a decision for each that verifies, in order."""
+    ) -> Sequence[Verdict | ItemError]:
+        """One engine call for all items -> a verdict for each that verifies, in order."""
         inputs = [
             SequenceInput(sequence_id, item.token_ids, item.verify.num_rows if item.verify else 0)
             for sequence_id, item in zip(sequence_ids, items, strict=True)
@@ -87,21 +89,18 @@ class Verifier:
         return _decide_each(self._engine.forward_per_position_logits(inputs), requests, _decide_logits)
 
     def _settle(
-        self, sequence_id: SequenceId, item: StepItem, decision: Decision | ItemError | None, batch_rows: int
+        self, sequence_id: SequenceId, item: StepItem, decided: Verdict | ItemError | None, batch_rows: int
     ) -> StepOutcome:
-        """The verdict, with the sequence's rows taken back to it."""
+        """The item's outcome, with the sequence's rows taken back to its verdict."""
         num_rows = item.num_rows + len(item.token_ids)
-        if decision is None or item.verify is None:
-            return StepOutcome(sequence_id, num_rows, None)
-        if isinstance(decision, ItemError):
-            return StepOutcome(sequence_id, num_rows, decision)
-        verdict = cut(item.verify, decision, batch_rows)
-        num_rows = len(item.verify.committed_token_ids) + len(verdict.token_ids) - 1
+        if item.verify is None or not isinstance(decided, Verdict):
+            return StepOutcome(sequence_id, num_rows, decided)
+        num_rows = len(item.verify.committed_token_ids) + len(decided.token_ids) - 1
         self._roll_back(sequence_id, num_rows)
-        return StepOutcome(sequence_id, num_rows, verdict)
+        return StepOutcome(sequence_id, num_rows, replace(decided, batch_rows=batch_rows))
 
 
-def cut(request: VerifyRows, decision: Decision, batch_rows: int = 0) -> Verdict:
+def cut(request: VerifyRows, decision: Decision) -> Verdict:
     """The round's tokens up to the first that ends the generation, an ending id or the last of max_tokens.
 
     An ending id ends nothing before min_tokens. `num_accepted` counts delivered drafts only; when the cut falls
@@ -118,38 +117,46 @@ def cut(request: VerifyRows, decision: Decision, batch_rows: int = 0) -> Verdict
             token_ids, finish_reason = token_ids[: index + 1], FinishReason.STOP
             break
     num_accepted = min(decision.num_accepted, len(token_ids))
-    return Verdict(len(draft_token_ids), num_accepted, token_ids, finish_reason, batch_rows=batch_rows)
+    return Verdict(len(draft_token_ids), num_accepted, token_ids, finish_reason)
 
 
 def _decide_each(
-    rows: torch.Tensor, requests: Sequence[VerifyRows], decide: Callable[[torch.Tensor, VerifyRows], Decision]
-) -> list[Decision | ItemError]:
-    """Every request's decision from its own rows of [T, ...]: whatever is wrong with one stays with it."""
-    decisions: list[Decision | ItemError] = []
+    rows: torch.Tensor, requests: Sequence[VerifyRows], decide: Callable[[torch.Tensor, VerifyRows], Verdict]
+) -> list[Verdict | ItemError]:
+    """Every request's verdict from its own rows of [T, ...]: whatever is wrong with one stays with it."""
+    decided: list[Verdict | ItemError] = []
     start = 0
     for request in requests:
         try:
-            decisions.append(decide(rows[start : start + request.num_rows], request))
+            decided.append(decide(rows[start : start + request.num_rows], request))
         except Exception:  # noqa: BLE001 - a bug met by one request must not end its neighbours
-            _log.exception("no decision for a sequence of %d tokens", len(request.committed_token_ids))
-            decisions.append(internal_error())
+            _log.exception("no verdict for a sequence of %d tokens", len(request.committed_token_ids))
+            decided.append(internal_error())
         start += request.num_rows
-    return decisions
+    return decided
 
 
-def _decide_argmax(argmax: torch.Tensor, request: VerifyRows) -> Decision:
+def _decide_argmax(argmax: torch.Tensor, request: VerifyRows) -> Verdict:
     """From the argmax of its rows, int64 [K+1]; ArithmeticError where the engine found no finite logits."""
     if bool((argmax < 0).any()):
         raise ArithmeticError("non-finite logits")
-    return verify_argmax(argmax, [request])[0]
+    return cut(request, verify_argmax(argmax, [request])[0])
 
 
-def _decide_logits(logits: torch.Tensor, request: VerifyRows) -> Decision:
+def _decide_logits(logits: torch.Tensor, request: VerifyRows) -> Verdict:
     """From raw logits [K+1, V]; ArithmeticError for a row without a finite maximum, before or after processing."""
     _check_finite(logits)
+    options = request.spec.logprobs
+    # `process` overwrites the raw rows
+    raw = logits.clone() if options is not None and options.mode is LogprobsMode.RAW else None
     processed = process(logits, rows_of([request]))
     _check_finite(processed)
-    return verify(processed, [request])[0]
+    verdict = cut(request, verify(processed, [request])[0])
+    if options is None:
+        return verdict
+    # [N, V]: row i decided token i
+    rows = (processed if raw is None else raw)[: len(verdict.token_ids)]
+    return replace(verdict, logprobs=token_logprobs(rows, verdict.token_ids, options.num_top))
 
 
 def _check_finite(logits: torch.Tensor) -> None:

@@ -22,7 +22,7 @@ from engine.backends.base import (
     require_speculation,
 )
 from engine.sampling.draft_sampler import sample_drafts
-from engine.sampling.processors import needs_no_logits
+from engine.sampling.processors import argmax_decides
 from engine.sampling.rows import Row
 from tandem.defaults import MAX_STEP_TOKENS
 from tandem.types import DraftProbs, DraftProbsTransport, Proposal
@@ -139,7 +139,7 @@ class DraftModelProposer:
         """One forward -> one more draft for each active session; those that find no memory leave `active`."""
         chunks = {draft.key: len(draft.pending) for draft in active}
         draft_probs: list[DraftProbs | None]
-        if all(needs_no_logits(draft.item.spec, draft.next_row.output_len) for draft in active):
+        if all(argmax_decides(draft.item.spec, draft.next_row.output_len) for draft in active):
             # int64 [A]
             argmax = self._step(active, protected, chunks, 1, self._engine.forward_per_position_argmax)
             token_ids = [] if argmax is None else argmax.tolist()

@@ -79,7 +79,7 @@ def verify(processed: torch.Tensor, requests: Sequence[VerifyRows]) -> list[Deci
 
 
 def verify_argmax(argmax: torch.Tensor, requests: Sequence[VerifyRows]) -> list[Decision]:
-    """`verify` for requests whose raw logits' argmax decides (`needs_no_logits`), from int64 [T]."""
+    """`verify` for requests whose raw logits' argmax decides (`argmax_decides`), from int64 [T]."""
     token_ids = argmax.tolist()
     return [
         _leading_equal(request, token_ids[start : start + request.num_rows])

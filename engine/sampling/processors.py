@@ -37,7 +37,12 @@ def process(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
 
 
 def needs_no_logits(spec: SessionSpec, output_len: int) -> bool:
-    """Whether argmax of the raw logits decides every row from `output_len` output tokens on."""
+    """Whether argmax of the raw logits is all that a verdict needs from `output_len` output tokens on."""
+    return spec.logprobs is None and argmax_decides(spec, output_len)
+
+
+def argmax_decides(spec: SessionSpec, output_len: int) -> bool:
+    """Whether argmax of the raw logits is the token of every row from `output_len` output tokens on."""
     sampling = spec.sampling
     return (
         sampling.is_greedy
