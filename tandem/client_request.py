@@ -126,10 +126,12 @@ def _set_prompt(request: pb.GenerateRequest, prompt: Prompt) -> None:
 
 
 def _ask_logprobs(request: pb.GenerateRequest, given: Mapping[str, Any]) -> None:
-    """Ask for them if wanted; InvalidRequestError for a count as `logprobs`, and for details of what is not asked for."""
+    """Ask for them if wanted; InvalidRequestError for a count as `logprobs`, or for details of what is not wanted."""
     wanted = given.get("logprobs", False)
     if not isinstance(wanted, bool):
-        problem = f"logprobs: {wanted!r} is neither True nor False; top_logprobs takes the number of likeliest tokens"
+        problem = (
+            f"logprobs: {wanted!r} is neither True nor False; top_logprobs takes the number of likeliest tokens"
+        )
         raise InvalidRequestError("INVALID_ARGUMENT", problem)
     if wanted:
         request.logprobs.SetInParent()

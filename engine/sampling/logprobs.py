@@ -47,7 +47,7 @@ def _log_softmax(logits: F32, token_ids: Ids) -> F32:
     weights = np.exp(below)
     weights[logits.argmax()] = 0.0
     logprobs = below[token_ids] - np.log1p(weights.sum())
-    return np.maximum(logprobs, _LOWEST).astype(np.float32)
+    return np.asarray(np.maximum(logprobs, _LOWEST), dtype=np.float32)
 
 
 def _rank(logits: F32, token_id: int) -> int:

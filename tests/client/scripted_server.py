@@ -1,7 +1,7 @@
 """An orchestrator that plays a script: what the clients' tests call."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -22,9 +22,17 @@ def started() -> pb.GenerateResponse:
     )
 
 
-def chunk(text: str, *token_ids: int, drafted: int = 0, accepted: int = 0) -> pb.GenerateResponse:
+def chunk(
+    text: str,
+    *token_ids: int,
+    drafted: int = 0,
+    accepted: int = 0,
+    logprobs: Sequence[common_pb2.TokenLogprobs] = (),
+) -> pb.GenerateResponse:
     return pb.GenerateResponse(
-        chunk=pb.GenerateChunk(text=text, token_ids=token_ids, num_draft_tokens=drafted, num_accepted=accepted)
+        chunk=pb.GenerateChunk(
+            text=text, token_ids=token_ids, num_draft_tokens=drafted, num_accepted=accepted, logprobs=logprobs
+        )
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tandem import codec
 from tandem.client import (
     Chunk,
     DeadlineExceededError,
@@ -22,8 +23,8 @@ from tandem.client import (
 )
 from tandem.serving.channels import AddressError
 from tandem.serving.errors import ServiceError
-from tandem.types import FinishReason, VerificationPolicy
-from tests.client.scripted_server import FULL, ScriptedServicer, complete, serving, started
+from tandem.types import FinishReason, TokenLogprobs, VerificationPolicy
+from tests.client.scripted_server import FULL, ScriptedServicer, chunk, complete, serving, started
 from tests.orchestrator.fakes import until
 
 
@@ -60,6 +61,23 @@ def test_a_result_holds_everything_that_was_streamed(kind: str) -> None:
         assert result.time_to_first_token_s == 0.0015
         assert result.speculation.acceptance_rate == pytest.approx(1 / 3)
         assert result.speculation.mean_acceptance_length == 2.0
+
+    run(scenario())
+
+
+@BOTH
+def test_a_results_logprobs_are_those_of_its_chunks_in_order(kind: str) -> None:
+    first, second = TokenLogprobs(-0.5, 1, (1, 3), (-0.5, -1.5)), TokenLogprobs(-2.0, 9)
+    on_wire = [codec.token_logprobs_to_proto(entry) for entry in (first, second)]
+    events = [started(), chunk("a", 1, logprobs=on_wire[:1]), chunk("b", 2, logprobs=on_wire[1:]), complete()]
+
+    async def scenario() -> None:
+        async with serving(ScriptedServicer(events)) as address:
+            assert (await complete_with(kind, address)).logprobs == (first, second)
+            async with TandemClient(address) as client:
+                assert [part.logprobs async for part in client.generate("hi")] == [(first,), (second,)]
+        async with serving(ScriptedServicer(FULL)) as address:
+            assert (await complete_with(kind, address)).logprobs == ()
 
     run(scenario())
 

@@ -8,7 +8,7 @@ import pytest
 from tandem.client import InvalidRequestError
 from tandem.client_request import build_request
 from tandem.common.v1 import common_pb2
-from tandem.types import VerificationPolicy
+from tandem.types import LogprobsMode, VerificationPolicy
 
 
 def test_nothing_said_is_nothing_set() -> None:
@@ -17,6 +17,7 @@ def test_nothing_said_is_nothing_set() -> None:
     assert not request.sampling.ListFields()
     assert not request.stopping.ListFields()
     assert not request.speculation.ListFields()
+    assert not request.HasField("logprobs")
 
 
 def test_zero_is_a_value() -> None:
@@ -26,6 +27,17 @@ def test_zero_is_a_value() -> None:
     assert request.speculation.HasField("num_draft_tokens")
     assert request.speculation.HasField("enabled")
     assert not request.speculation.enabled
+
+
+def test_logprobs_are_asked_for_with_or_without_a_list_and_a_mode() -> None:
+    assert not build_request("hi", logprobs=False).HasField("logprobs")
+    chosen_only = build_request("hi", logprobs=True)
+    assert chosen_only.HasField("logprobs")
+    assert not chosen_only.logprobs.ListFields()
+    assert build_request("hi", logprobs=True, top_logprobs=0).HasField("logprobs")
+    for mode in ("processed", LogprobsMode.PROCESSED):
+        options = build_request("hi", logprobs=True, top_logprobs=5, logprobs_mode=mode).logprobs
+        assert (options.num_top, options.mode) == (5, common_pb2.LOGPROBS_MODE_PROCESSED)
 
 
 def test_prompts_are_text_ids_or_messages() -> None:
@@ -82,6 +94,12 @@ def test_every_option_has_its_field() -> None:
         ([1, "x"], {}, "prompt"),
         ("\ud800", {}, "prompt"),
         ([{"role": "user"}], {}, r"prompt\[0\]"),
+        ("hi", {"logprobs": 5}, "logprobs: 5 is neither True nor False; top_logprobs takes the number"),
+        ("hi", {"top_logprobs": 5}, "top_logprobs: needs logprobs=True"),
+        ("hi", {"logprobs": False, "top_logprobs": 0}, "top_logprobs: needs logprobs=True"),
+        ("hi", {"logprobs_mode": "raw"}, "logprobs_mode: needs logprobs=True"),
+        ("hi", {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ("hi", {"logprobs": True, "logprobs_mode": "x"}, "logprobs_mode: 'x' is not offered; there are: raw, proc"),
     ],
 )
 def test_what_the_wire_cannot_carry_is_refused_by_name(prompt: Any, options: dict[str, Any], field: str) -> None:

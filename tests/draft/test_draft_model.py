@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from draft_service.proposers.draft_kv import common_prefix_len
 from draft_service.proposers.draft_model import DraftModelProposer
 from engine.backends.base import SequenceInput, UnsupportedEngineError
 from engine.backends.toy_backend import ToyEngine, hashed_logits, scripted_logits
-from tandem.types import DraftProbsTransport, Proposal, SessionSpec, VerificationPolicy
+from tandem.types import DraftProbsTransport, LogprobsOptions, Proposal, SessionSpec, VerificationPolicy
 from tests.draft.support import VOCAB, commit, coupled_spec, decide, make_spec
 
 LOGITS = hashed_logits(VOCAB)
@@ -141,9 +142,10 @@ def test_a_batch_costs_one_forward_per_step_and_only_rows_that_are_wanted() -> N
 
 def test_plain_greedy_sessions_take_the_argmax_path_and_one_that_samples_takes_all_to_logits() -> None:
     proposer, toy = make_proposer()
-    proposer.propose([ProposeInput(SessionKey(1), make_spec(), (1, 2, 3), 2)])
-    assert [call.kind for call in toy.calls] == ["argmax", "argmax"]
-    toy.calls.clear()
+    for spec in (make_spec(), replace(make_spec(), logprobs=LogprobsOptions(5))):  # those are the target's
+        proposer.propose([ProposeInput(SessionKey(1), spec, (1, 2, 3), 2)])
+        assert [call.kind for call in toy.calls] == ["argmax", "argmax"]
+        toy.calls.clear()
     both = [
         ProposeInput(SessionKey(1), make_spec(), (1, 2, 3), 2),
         ProposeInput(SessionKey(2), coupled_spec(), (1, 2, 3), 2),

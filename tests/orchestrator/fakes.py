@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 
 from orchestrator.sequence import Sequence
 from orchestrator.text_stream import TextStream
-from tandem.types import FinishReason, Proposal, SamplingParams, SessionSpec, Verdict
+from tandem.types import (
+    FinishReason,
+    LogprobsOptions,
+    Proposal,
+    SamplingParams,
+    SessionSpec,
+    TokenLogprobs,
+    Verdict,
+)
 from tandem.vocabulary import Vocabulary
 
 LETTERS = Vocabulary.toy(64)  # ids 0.. are a, b, c, ...
@@ -25,6 +33,7 @@ def make_sequence(
     include_stop: bool = False,
     stop_token_ids: Tokens[int] = (),
     eos: Tokens[int] = (63,),
+    logprobs: LogprobsOptions | None = None,
     k: int = 4,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Sequence:
@@ -36,6 +45,7 @@ def make_sequence(
         min_tokens=min_tokens,
         stop_token_ids=frozenset(stop_token_ids),
         eos_token_ids=frozenset(eos),
+        logprobs=logprobs,
     )
     text = TextStream(vocabulary, stops, include_stop)
     return Sequence(spec, text, num_draft_tokens=k, vocab_size=vocabulary.vocab_size, clock=clock)
@@ -84,7 +94,9 @@ def verdict_of(script: Tokens[int], sequence: Sequence, drafts: Tokens[int]) -> 
             finish = FinishReason.LENGTH
         if finish is not None or draft != script[index]:
             break
-    return Verdict(len(drafts), num_accepted, tuple(token_ids), finish)
+    # No two entries of an output are alike.
+    logprobs = [TokenLogprobs(-1.0 - start - index, 1) for index in range(len(token_ids) if spec.logprobs else 0)]
+    return Verdict(len(drafts), num_accepted, tuple(token_ids), finish, logprobs=tuple(logprobs))
 
 
 @dataclass

@@ -9,7 +9,7 @@ from orchestrator.requests import CheckedRequest, Offer, check_request
 from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.serving.errors import ServiceError
-from tandem.types import DraftProbsTransport, VerificationPolicy
+from tandem.types import DraftProbsTransport, LogprobsMode, LogprobsOptions, VerificationPolicy
 from tandem.validation import InvalidArgumentError
 from tandem.vocabulary import Vocabulary
 
@@ -84,6 +84,7 @@ BAD = [
     ({"sampling": {"bad_token_ids": [64]}}, r"sampling.bad_token_ids\[0\]"),
     ({"sampling": {"allowed_token_ids": [1], "bad_token_ids": [1]}}, "nothing is left"),
     ({"speculation": {"num_draft_tokens": 9}}, r"speculation.num_draft_tokens: 9 is outside \[0, 8\]"),
+    ({"logprobs": {"num_top": 21}}, r"logprobs.num_top: 21 is outside \[0, 20\]"),
     ({"request_id": "x" * 129}, "request_id: 129 characters are more than the limit of 128"),
 ]
 
@@ -103,6 +104,21 @@ def test_a_missing_prompt_is_refused() -> None:
 def test_a_policy_that_is_not_offered_is_unimplemented_by_name(number: int) -> None:
     with pytest.raises(ServiceError, match=r"verification_policy .* not offered; there are: greedy") as caught:
         check(speculation={"verification_policy": number})
+    assert caught.value.code.name == "UNIMPLEMENTED"
+
+
+def test_logprobs_are_off_unless_asked_for_and_raw_unless_told() -> None:
+    mode = common_pb2.LOGPROBS_MODE_PROCESSED
+    assert check().spec.logprobs is None
+    assert check(logprobs={}).spec.logprobs == LogprobsOptions(0, LogprobsMode.RAW)
+    assert check(logprobs={"num_top": 20, "mode": mode}).spec.logprobs == LogprobsOptions(
+        20, LogprobsMode.PROCESSED
+    )
+
+
+def test_a_mode_of_logprobs_that_is_not_offered_is_unimplemented_by_name() -> None:
+    with pytest.raises(ServiceError, match=r"logprobs.mode 7 is not offered; there are: raw, processed") as caught:
+        check(logprobs={"mode": 7})
     assert caught.value.code.name == "UNIMPLEMENTED"
 
 

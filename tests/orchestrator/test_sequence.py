@@ -1,10 +1,12 @@
 """A sequence's tokens, text, figures and end agree, whatever a round brings."""
 
+from typing import Any
+
 import pytest
 
 from orchestrator.sequence import BadVerdictError, RoundOutput, Sequence
 from tandem.prefix_hash import HashedTokens
-from tandem.types import FinishReason, Proposal, Verdict
+from tandem.types import FinishReason, LogprobsOptions, Proposal, TokenLogprobs, Verdict
 from tests.orchestrator.fakes import BYTES, PROMPT, letters, make_sequence, verdict_of
 
 
@@ -147,6 +149,45 @@ def test_a_reopened_session_is_told_every_committed_token_and_nothing_else_chang
     assert after.prompt_len == before.prompt_len
     assert after.sampling == before.sampling
     assert sequence.tokens.prefix_hash() == HashedTokens(after.token_ids).prefix_hash()
+
+
+@pytest.mark.parametrize(
+    ("ending", "num_tokens"),
+    [
+        ({"stops": ["ha ha"]}, len("xx ha ha")),
+        ({"stops": ["a h"], "include_stop": True}, len("xx ha h")),
+        ({"eos": letters("h")}, len("xx h")),
+        ({"max_tokens": 9}, 9),
+    ],
+)
+@pytest.mark.parametrize("k", [0, 1, 3, 8])
+def test_logprobs_are_cut_where_the_tokens_are(ending: dict[str, Any], num_tokens: int, k: int) -> None:
+    script = letters("xx ha ha ha ha")
+    sequence = make_sequence(logprobs=LogprobsOptions(), k=k, **{"max_tokens": 14, **ending})
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    while sequence.finish_reason is None:
+        start = sequence.num_completion_tokens
+        output = commit(sequence, script, script[start : start + sequence.num_draft_tokens()])
+        assert len(output.logprobs) == len(output.token_ids)
+        token_ids += output.token_ids
+        logprobs += output.logprobs
+    assert token_ids == script[:num_tokens]
+    assert [entry.logprob for entry in logprobs] == [-1.0 - index for index in range(num_tokens)]
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+@pytest.mark.parametrize("num_entries", range(4))
+def test_a_verdict_with_another_number_of_logprobs_than_tokens_is_refused(is_asked: bool, num_entries: int) -> None:
+    sequence = make_sequence(logprobs=LogprobsOptions() if is_asked else None)
+    verdict = Verdict(1, 1, (5, 6), logprobs=(TokenLogprobs(-1.0, 1),) * num_entries)
+    due = 2 if is_asked else 0
+    if num_entries == due:
+        assert sequence.commit(Proposal((5,)), verdict).logprobs == verdict.logprobs
+    else:
+        with pytest.raises(BadVerdictError, match=f"{num_entries} logprobs where {due} are due"):
+            sequence.commit(Proposal((5,)), verdict)
+        assert sequence.num_completion_tokens == 0
 
 
 @pytest.mark.parametrize(

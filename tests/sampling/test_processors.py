@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,9 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine.sampling.processors import needs_no_logits, process
+from engine.sampling.processors import argmax_decides, needs_no_logits, process
 from engine.sampling.rows import Row
-from tandem.types import SamplingParams
+from tandem.types import LogprobsOptions, SamplingParams
 from tests.sampling.helpers import P4, PROMPT, logits_of, make_spec
 
 INF = math.inf
@@ -238,6 +239,12 @@ def test_argmax_of_raw_logits_decides_only_without_an_active_processor() -> None
         assert not needs_no_logits(make_spec(temperature=0.0, **field), 0)
     waiting = make_spec(temperature=0.0, min_tokens=3, eos=frozenset({0}))
     assert [needs_no_logits(waiting, length) for length in (0, 2, 3)] == [False, False, True]
+
+
+def test_argmax_decides_who_asks_for_logprobs_but_a_verdict_needs_their_logits() -> None:
+    spec = replace(make_spec(temperature=0.0), logprobs=LogprobsOptions())
+    assert argmax_decides(spec, 0)
+    assert not needs_no_logits(spec, 0)
 
 
 def test_a_wrong_number_of_rows_is_refused() -> None:
