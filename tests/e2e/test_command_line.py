@@ -76,6 +76,31 @@ def test_stats_tell_tokens_passes_acceptance_speed_and_seed(addresses: dict[str,
     assert re.search(r"^seed +7$", figures, re.MULTILINE)
 
 
+def test_logprobs_are_a_line_a_token_on_standard_error(addresses: dict[str, str]) -> None:
+    options = ["--address", addresses["orchestrator"], "--seed", "7", "--max-tokens", "6", "--ignore-eos"]
+    plain = tandem("generate", "hello world", *options)
+    answer = tandem("generate", "hello world", *options, "--logprobs", "2", "--logprobs-mode", "processed")
+    assert answer.stdout == plain.stdout
+    assert plain.stderr == ""
+    header, *lines = answer.stderr.splitlines()
+    assert header.split() == ["token", "id", "logprob", "rank", "likeliest"]
+    with SyncTandemClient(addresses["orchestrator"]) as client:
+        result = client.complete(
+            "hello world",
+            seed=7,
+            max_tokens=6,
+            ignore_eos=True,
+            logprobs=True,
+            top_logprobs=2,
+            logprobs_mode="processed",
+        )
+    for line, token_id, entry in zip(lines, result.token_ids, result.logprobs, strict=True):
+        own, logprob, rank, *likeliest = line.replace(",", "").split()
+        assert (int(own), logprob, int(rank)) == (token_id, f"{entry.logprob:.4f}", entry.rank)
+        assert [int(top_id) for top_id in likeliest[::2]] == list(entry.top_token_ids)
+        assert likeliest[1::2] == [f"{value:.4f}" for value in entry.top_logprobs]
+
+
 def test_ctrl_c_frees_both_services_sessions_within_a_round(addresses: dict[str, str]) -> None:
     command = [sys.executable, "-m", "tandem", "generate", "endless", "--address", addresses["orchestrator"]]
     process = subprocess.Popen(
@@ -106,7 +131,12 @@ def test_ctrl_c_frees_both_services_sessions_within_a_round(addresses: dict[str,
         (["--temperature", "nan"], "sampling.temperature: nan is outside [0, 100]"),
         (["--top-p", "0"], "sampling.top_p: 0.0 is outside (0, 1]"),
         (["--max-tokens", "5000"], "is more than the context of 4096 tokens"),
-        (["--verification-policy", "block"], "block"),
+        (
+            ["--verification-policy", "blocks"],
+            "'blocks' is not offered; there are: greedy, coupled, rejection, block",
+        ),
+        (["--logprobs", "21"], "logprobs.num_top: 21 is outside [0, 20]"),
+        (["--logprobs-mode", "raw"], "logprobs_mode: needs logprobs=True"),
         (["--stop", ""], "stopping.stop[0]: a stop string must have at least 1 character"),
     ],
 )
