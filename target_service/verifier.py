@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -42,9 +43,8 @@ class Verifier:
         try:
             sequence_ids = [self._prepare(item, created) for item in plan.items]
             decided = iter(self._forward(sequence_ids, plan.items))
-            batch_rows = sum(len(item.token_ids) for item in plan.items)
             outcomes = tuple(
-                self._settle(sequence_id, item, next(decided) if item.verify else None, batch_rows)
+                self._settle(sequence_id, item, next(decided) if item.verify else None)
                 for sequence_id, item in zip(sequence_ids, plan.items, strict=True)
             )
         except BaseException:
@@ -82,25 +82,26 @@ class Verifier:
         if not requests:
             self._engine.advance(inputs)
             return []
+        batch_rows = sum(len(item.token_ids) for item in items)
         if all(needs_no_logits(request.spec, request.row(0).output_len) for request in requests):
             # [T]
-            return _decide_each(self._engine.forward_per_position_argmax(inputs), requests, _decide_argmax)
+            argmax = self._engine.forward_per_position_argmax(inputs)
+            return _decide_each(argmax, requests, partial(_decide_argmax, batch_rows=batch_rows))
         # [T, V]
-        return _decide_each(self._engine.forward_per_position_logits(inputs), requests, _decide_logits)
+        logits = self._engine.forward_per_position_logits(inputs)
+        return _decide_each(logits, requests, partial(_decide_logits, batch_rows=batch_rows))
 
-    def _settle(
-        self, sequence_id: SequenceId, item: StepItem, decided: Verdict | ItemError | None, batch_rows: int
-    ) -> StepOutcome:
+    def _settle(self, sequence_id: SequenceId, item: StepItem, decided: Verdict | ItemError | None) -> StepOutcome:
         """The item's outcome, with the sequence's rows taken back to its verdict."""
         num_rows = item.num_rows + len(item.token_ids)
         if item.verify is None or not isinstance(decided, Verdict):
             return StepOutcome(sequence_id, num_rows, decided)
         num_rows = len(item.verify.committed_token_ids) + len(decided.token_ids) - 1
         self._roll_back(sequence_id, num_rows)
-        return StepOutcome(sequence_id, num_rows, replace(decided, batch_rows=batch_rows))
+        return StepOutcome(sequence_id, num_rows, decided)
 
 
-def cut(request: VerifyRows, decision: Decision) -> Verdict:
+def cut(request: VerifyRows, decision: Decision, batch_rows: int = 0) -> Verdict:
     """The round's tokens up to the first that ends the generation, an ending id or the last of max_tokens.
 
     An ending id ends nothing before min_tokens. `num_accepted` counts delivered drafts only; when the cut falls
@@ -117,7 +118,7 @@ def cut(request: VerifyRows, decision: Decision) -> Verdict:
             token_ids, finish_reason = token_ids[: index + 1], FinishReason.STOP
             break
     num_accepted = min(decision.num_accepted, len(token_ids))
-    return Verdict(len(draft_token_ids), num_accepted, token_ids, finish_reason)
+    return Verdict(len(draft_token_ids), num_accepted, token_ids, finish_reason, batch_rows=batch_rows)
 
 
 def _decide_each(
@@ -136,14 +137,14 @@ def _decide_each(
     return decided
 
 
-def _decide_argmax(argmax: torch.Tensor, request: VerifyRows) -> Verdict:
+def _decide_argmax(argmax: torch.Tensor, request: VerifyRows, batch_rows: int) -> Verdict:
     """From the argmax of its rows, int64 [K+1]; ArithmeticError where the engine found no finite logits."""
     if bool((argmax < 0).any()):
         raise ArithmeticError("non-finite logits")
-    return cut(request, verify_argmax(argmax, [request])[0])
+    return cut(request, verify_argmax(argmax, [request])[0], batch_rows)
 
 
-def _decide_logits(logits: torch.Tensor, request: VerifyRows) -> Verdict:
+def _decide_logits(logits: torch.Tensor, request: VerifyRows, batch_rows: int) -> Verdict:
     """From raw logits [K+1, V]; ArithmeticError for a row without a finite maximum, before or after processing."""
     _check_finite(logits)
     options = request.spec.logprobs
@@ -151,7 +152,7 @@ def _decide_logits(logits: torch.Tensor, request: VerifyRows) -> Verdict:
     raw = logits.clone() if options is not None and options.mode is LogprobsMode.RAW else None
     processed = process(logits, rows_of([request]))
     _check_finite(processed)
-    verdict = cut(request, verify(processed, [request])[0])
+    verdict = cut(request, verify(processed, [request])[0], batch_rows)
     if options is None:
         return verdict
     # [N, V]: row i decided token i

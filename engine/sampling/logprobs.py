@@ -1,6 +1,6 @@
 """Log-probabilities of the tokens that came out, and the likeliest tokens of their rows.
 
-Row by row and in numpy: a row's result is the same bits whatever rows are beside it and however many threads torch
+Row by row, sums in numpy: a row's result is the same bits whatever rows are beside it and however many threads torch
 has. Order is that of the float32 logits, the lowest id first among equals, as in `select`.
 
 Letters: N tokens, V vocabulary, M listed tokens.
@@ -61,6 +61,6 @@ def _likeliest(logits: F32, num_top: int) -> Ids:
     num_top = min(num_top, logits.size)
     if num_top == 0:
         return np.empty(0, dtype=np.intp)
-    threshold = np.partition(logits, -num_top)[-num_top]
+    threshold = float(torch.topk(torch.from_numpy(logits), num_top).values[-1])
     candidates = np.flatnonzero((logits >= threshold) & (logits > -np.inf))  # ids ascending
     return candidates[np.argsort(-logits[candidates], kind="stable")][:num_top]
