@@ -1,4 +1,6 @@
-"""Gumbel-max: pruning changes nothing, noise at some tokens is the vocabulary's own."""
+"""Gumbel-max: no version passes over the winner, noise at some tokens is the vocabulary's own."""
+
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -6,13 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sampling.gumbel import NoiseKey, gumbel_argmax, noise_key
+from engine.kernels.noise import compiled_noise
+from engine.sampling import gumbel
+from engine.sampling.gumbel import NoiseKey, gumbel_argmax, noise_key, numpy_argmax
 from tandem import rng
-from tandem.rng import F32, Stream
+from tandem.rng import F32, F64, Stream
 from tests.sampling.helpers import make_spec
 
-FloatArray = npt.NDArray[np.floating]
+FloatArray = F32 | F64
+Version = Callable[[FloatArray, NoiseKey], int]
 SEEDS = st.integers(0, 2**64 - 1)
+VERSIONS = pytest.mark.parametrize("version", [gumbel_argmax, numpy_argmax])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled() -> None:
+    """`gumbel_argmax` below is the compiled one."""
+    assert compiled_noise() is not None
 
 
 def in_full(values: FloatArray, key: NoiseKey) -> int:
@@ -21,6 +33,7 @@ def in_full(values: FloatArray, key: NoiseKey) -> int:
     return int(np.argmax(values + noise))
 
 
+@VERSIONS
 @settings(max_examples=300, deadline=None)
 @given(
     seed=SEEDS,
@@ -32,39 +45,63 @@ def in_full(values: FloatArray, key: NoiseKey) -> int:
     dtype=st.sampled_from([np.float32, np.float64]),
 )
 def test_pruning_chooses_what_noise_for_every_token_chooses(
-    seed: int, size: int, shape_seed: int, spread: float, num_masked: int, digits: int, dtype: type
+    version: Version,
+    seed: int,
+    size: int,
+    shape_seed: int,
+    spread: float,
+    num_masked: int,
+    digits: int,
+    dtype: npt.DTypeLike,
 ) -> None:
     generator = np.random.default_rng(shape_seed)
     rounded = np.round(generator.standard_normal(size) * spread, digits)  # ties, more or fewer
     values: FloatArray = rounded.astype(dtype)
     values[generator.permutation(size)[:num_masked]] = -np.inf
     key = NoiseKey(seed, shape_seed % 1000, size, 0)
-    assert gumbel_argmax(values, key) == in_full(values, key)
+    assert version(values, key) == in_full(values, key)
 
 
+@VERSIONS
 @pytest.mark.parametrize("spread", [0.3, 1.0, 2.0, 4.0, 8.0])
 @pytest.mark.parametrize("digits", [0, 6])
-def test_pruning_a_large_vocabulary_in_two_draws_chooses_the_same(spread: float, digits: int) -> None:
+def test_pruning_a_large_vocabulary_in_two_draws_chooses_the_same(
+    version: Version, spread: float, digits: int
+) -> None:
     generator = np.random.default_rng(5)
     for position in range(30):
         values: FloatArray = np.round(generator.standard_normal(20_000) * spread, digits).astype(np.float32)
         key = NoiseKey(17, 0, position, 0)
-        assert gumbel_argmax(values, key) == in_full(values, key)
+        assert version(values, key) == in_full(values, key)
 
 
-def test_equal_scores_go_to_the_lowest_id() -> None:
+@VERSIONS
+def test_equal_scores_go_to_the_lowest_id(version: Version) -> None:
     # At this size float32 has no room for the noise: every score ties.
     values: F32 = np.full(9000, -np.inf, dtype=np.float32)
     values[[7000, 400, 8999]] = 2.0**31
-    assert gumbel_argmax(values, NoiseKey(1, 0, 5, 0)) == 400
+    assert version(values, NoiseKey(1, 0, 5, 0)) == 400
     values[:] = 2.0**31
-    assert gumbel_argmax(values, NoiseKey(1, 0, 5, 0)) == 0
+    assert version(values, NoiseKey(1, 0, 5, 0)) == 0
+    values[:] = 2.0**22  # room for halves: some tie at the top
+    for position in range(20):
+        key = NoiseKey(1, 0, position, 0)
+        assert version(values, key) == in_full(values, key)
 
 
-def test_a_row_of_nothing_but_masked_tokens_gives_token_zero_like_full_evaluation() -> None:
+@VERSIONS
+def test_a_row_of_nothing_but_masked_tokens_gives_token_zero_like_full_evaluation(version: Version) -> None:
     values = np.full(50, -np.inf, dtype=np.float32)
     key = NoiseKey(3, 0, 8, 0)
-    assert gumbel_argmax(values, key) == in_full(values, key) == 0
+    assert version(values, key) == in_full(values, key) == 0
+
+
+def test_where_nothing_is_compiled_numpy_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(2).standard_normal(5000).astype(np.float32)
+    monkeypatch.setattr(gumbel, "compiled_noise", lambda: None)
+    monkeypatch.setattr(gumbel, "numpy_argmax", lambda *arguments: numpy_argmax(*arguments) + 10_000)
+    key = NoiseKey(3, 0, 8, 0)
+    assert gumbel_argmax(values, key) == in_full(values, key) + 10_000
 
 
 @settings(max_examples=100, deadline=None)

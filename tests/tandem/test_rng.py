@@ -1,22 +1,13 @@
 """The noise streams: published known answers, ranges, independence of streams."""
 
+from hashlib import sha256
+
 import numpy as np
 import pytest
 
 from tandem import rng
 from tandem.rng import Stream
-
-ONES = 0xFFFFFFFF
-# Known answers for philox4x32 with 10 rounds, published with Random123 (kat_vectors).
-KNOWN_ANSWERS = [
-    ((0, 0, 0, 0), 0, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-    ((ONES,) * 4, (ONES << 32) | ONES, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
-    (
-        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
-        (0x299F31D0 << 32) | 0xA4093822,
-        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
-    ),
-]
+from tests.sampling.noise_vectors import ALL_NOISE_SHA256, GUMBEL_BITS, GUMBEL_NOISE, KNOWN_ANSWERS, ONES
 
 
 @pytest.mark.parametrize(("counter", "seed", "expected"), KNOWN_ANSWERS)
@@ -40,6 +31,13 @@ def test_uniforms_never_reach_zero_or_one_and_gumbel_stays_finite() -> None:
     low, high = rng.gumbel_from_bits(extremes)
     assert low == pytest.approx(-2.8107, abs=1e-3)
     assert high == pytest.approx(16.6355, abs=1e-3)
+
+
+def test_gumbel_noise_is_the_committed_one_for_every_uniform() -> None:
+    assert rng.gumbel_from_bits(np.array(GUMBEL_BITS, dtype=np.uint32)).tolist() == GUMBEL_NOISE
+    everything = rng.gumbel_from_bits(np.arange(2**23, dtype=np.uint32) << np.uint32(9))
+    assert sha256(everything.astype("<f4").tobytes()).hexdigest() == ALL_NOISE_SHA256
+    assert (np.diff(everything) >= 0).all()
 
 
 def test_noise_depends_on_every_word_of_the_counter_and_on_the_whole_seed() -> None:
