@@ -7,11 +7,18 @@ tokens. (Processed logits are log-probabilities up to a constant, and a constant
 Letters: R rows, V vocabulary.
 """
 
+import functools
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+
 import torch
 
-from engine.sampling.gumbel import gumbel_argmax, noise_key
+from engine.sampling import noise_torch
+from engine.sampling.gumbel import NoiseKey, gumbel_argmax, noise_key
 from engine.sampling.rows import Row
 from tandem.rng import Stream
+
+RowsArgmax = Callable[[torch.Tensor, Sequence[NoiseKey]], torch.Tensor]
 
 
 def select(scores: torch.Tensor) -> torch.Tensor:
@@ -30,7 +37,24 @@ def finite_argmax(logits: torch.Tensor) -> torch.Tensor:
 
 
 def sample_row(processed: torch.Tensor, row: Row) -> int:
-    """The token that one processed row [V] gives: the argmax when greedy, else with the target's noise."""
+    """The token that one processed row [V] gives: the argmax when greedy, else with the target's noise.
+
+    The noise is made where the row is, so that no row travels.
+    """
     if row.spec.sampling.is_greedy:
         return int(select(processed))
-    return gumbel_argmax(processed.cpu().numpy(), noise_key(row.spec, Stream.TARGET, row.position))
+    key = noise_key(row.spec, Stream.TARGET, row.position)
+    if processed.device.type == "cpu":
+        return gumbel_argmax(processed.numpy(), key)
+    return int(device_argmax(processed.device.type)(processed[None], [key]))
+
+
+@functools.cache
+def device_argmax(device_type: str) -> RowsArgmax:
+    """`gumbel_argmax` of rows [R, V] on such a device -> int64 [R]: Triton's on a GPU that has it, else torch's."""
+    if device_type == "cuda" and find_spec("triton"):
+        # Only here: a start without a GPU does not load Triton.
+        from engine.sampling import noise_triton
+
+        return noise_triton.gumbel_argmax_rows
+    return noise_torch.gumbel_argmax_rows
