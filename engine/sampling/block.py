@@ -30,8 +30,9 @@ def acceptance_steps(
             yield weight, weight
         else:
             rest = float(residual(target_probs[index + 1], draft_probs[index + 1], weight).sum())
-            # w = 1 and nothing left of p - q: what follows is accepted in any case.
-            yield weight, rest / (rest + 1.0 - weight) if rest > 0.0 else float(weight == 1.0)
+            # w = 1 and nothing left of p - q: what follows is accepted in any case. The brackets keep a rest that
+            # is too small beside 1 from making the denominator 0.
+            yield weight, rest / (rest + (1.0 - weight)) if rest > 0.0 else float(weight == 1.0)
 
 
 def verify_block(

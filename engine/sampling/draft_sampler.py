@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.sampling.gumbel import gumbel_argmax, noise_key
+from engine.sampling.gumbel import NoiseKey, gumbel_argmax, noise_key
 from engine.sampling.processors import process
 from engine.sampling.rejection import probabilities
 from engine.sampling.rows import Row
@@ -29,6 +29,11 @@ def sample_drafts(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[list[int],
     return [token_id for token_id, _ in drafts], [draft_probs for _, draft_probs in drafts]
 
 
+def draft_key(row: Row) -> NoiseKey:
+    """Noise that a ratio-test draft at the row is drawn with, bound to the round."""
+    return noise_key(row.spec, Stream.DRAFT, row.position, row.committed_len)
+
+
 def _sample_draft(processed: torch.Tensor, row: Row) -> tuple[int, DraftProbs | None]:
     """One processed row [V]."""
     if not row.spec.effective_policy.is_ratio_test:
@@ -40,8 +45,7 @@ def _sample_draft(processed: torch.Tensor, row: Row) -> tuple[int, DraftProbs | 
     # Drawn from the float32 numbers that travel: rounding them afterwards would lose exactness.
     with np.errstate(divide="ignore"):  # the logarithm of 0 is -inf: never drawn
         weights = np.log(draft_probs.probs.astype(np.float64))
-    key = noise_key(row.spec, Stream.DRAFT, row.position, row.committed_len)
-    return gumbel_argmax(weights, key, draft_probs.token_ids), draft_probs
+    return gumbel_argmax(weights, draft_key(row), draft_probs.token_ids), draft_probs
 
 
 def _all(processed: torch.Tensor) -> DraftProbs:

@@ -142,7 +142,7 @@ def _reject_or_accept(processed: torch.Tensor, request: VerifyRows) -> Decision:
     """`rejection`: each draft by itself; rows after the first rejection are not looked at."""
     for index, draft_token_id in enumerate(request.proposal.draft_token_ids):
         p, q = probabilities(processed[index]), _q(request, index)
-        if _acceptance_uniform(request, index) >= acceptance_probability(p, q, draft_token_id):
+        if uniform(_acceptance_key(request, index)) >= acceptance_probability(p, q, draft_token_id):
             return Decision(index, sample_residual(p, q, _residual_key(request, index)))
     return _bonus(processed, request)
 
@@ -153,7 +153,7 @@ def _accept_block(processed: torch.Tensor, request: VerifyRows) -> Decision:
     num_drafts = len(draft_token_ids)
     p = [probabilities(processed[index]) for index in range(num_drafts)]
     q = [_q(request, index) for index in range(num_drafts)]
-    uniforms = [_acceptance_uniform(request, index) for index in range(num_drafts)]
+    uniforms = [uniform(_acceptance_key(request, index)) for index in range(num_drafts)]
     num_accepted, weight = verify_block(p, q, draft_token_ids, uniforms)
     if num_accepted == num_drafts:
         return _bonus(processed, request)
@@ -161,10 +161,10 @@ def _accept_block(processed: torch.Tensor, request: VerifyRows) -> Decision:
     return Decision(num_accepted, sample_residual(p[num_accepted], q[num_accepted], key, weight))
 
 
-def _acceptance_uniform(request: VerifyRows, index: int) -> float:
-    """Draft `index`'s draw of the ACCEPT stream, bound to the round: a draw that is looked at is used up."""
+def _acceptance_key(request: VerifyRows, index: int) -> NoiseKey:
+    """Noise that decides about draft `index`, bound to the round: a draw that is looked at is used up."""
     row = request.row(index)
-    return uniform(noise_key(request.spec, Stream.ACCEPT, row.position, row.committed_len))
+    return noise_key(request.spec, Stream.ACCEPT, row.position, row.committed_len)
 
 
 def _residual_key(request: VerifyRows, index: int) -> NoiseKey:

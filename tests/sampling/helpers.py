@@ -53,6 +53,11 @@ def sparse(probs: npt.ArrayLike) -> DraftProbs:
     return DraftProbs(token_ids.astype(np.uint32), dense[token_ids])
 
 
+def full(probs: npt.ArrayLike) -> DraftProbs:
+    """The wire form of a q with all its tokens."""
+    return DraftProbs(None, np.asarray(probs, dtype=np.float32))
+
+
 def worst_deviation(counts: npt.ArrayLike, probs: npt.ArrayLike) -> float:
     """A count's largest distance from its expectation, in standard errors; infinite for an impossible token."""
     observed, expected = np.asarray(counts, dtype=np.float64).ravel(), np.asarray(probs, dtype=np.float64).ravel()

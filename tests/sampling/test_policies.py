@@ -9,31 +9,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.backends.toy_backend import hashed_logits
-from engine.sampling import policies_reference
+from engine.sampling import policies, policies_reference
 from engine.sampling.policies import Decision, VerifyRows, check_proposal, rows_of, verify, verify_argmax
 from engine.sampling.processors import process
 from engine.sampling.rows import Row
 from engine.sampling.sampler import select
 from tandem.types import (
-    DraftProbs,
     DraftProbsTransport,
-    ErrorCode,
-    ItemError,
     Proposal,
     SessionSpec,
     VerificationPolicy,
 )
-from tests.sampling.helpers import PROMPT, logits_of, make_spec, sample, sparse
+from tests.sampling.helpers import PROMPT, full, logits_of, make_spec, sample, sparse
 
 V = 6
-GREEDY, COUPLED, REJECTION = VerificationPolicy.GREEDY, VerificationPolicy.COUPLED, VerificationPolicy.REJECTION
-ONE_HOT, SPARSE = DraftProbsTransport.ONE_HOT, DraftProbsTransport.SPARSE
+GREEDY, COUPLED, REJECTION, BLOCK = VerificationPolicy
+ONE_HOT, SPARSE, FULL = DraftProbsTransport.ONE_HOT, DraftProbsTransport.SPARSE, DraftProbsTransport.FULL
+RATIO_TESTS = pytest.mark.parametrize("policy", [REJECTION, BLOCK])
 KINDS: list[tuple[VerificationPolicy, DraftProbsTransport, float]] = [
     (GREEDY, ONE_HOT, 0.0),
     (COUPLED, ONE_HOT, 1.0),
-    (REJECTION, SPARSE, 1.0),
-    (REJECTION, ONE_HOT, 0.7),
-    (REJECTION, SPARSE, 0.0),
+    *((policy, transport, 1.0) for policy in (REJECTION, BLOCK) for transport in (SPARSE, FULL)),
+    *((policy, ONE_HOT, 0.7) for policy in (REJECTION, BLOCK)),
+    *((policy, SPARSE, 0.0) for policy in (REJECTION, BLOCK)),
 ]
 
 
@@ -45,9 +43,9 @@ def random_request(generator: np.random.Generator, kind: int, num_drafts: int) -
     q = generator.dirichlet(np.ones(V), num_drafts)
     q[generator.random((num_drafts, V)) < 0.3] = 0.0
     q[:, 0] += 0.1
-    probs = tuple(sparse(row / row.sum()) for row in q)
+    probs = tuple(sparse(row / row.sum()) if transport is SPARSE else full(row / row.sum()) for row in q)
     committed = [*PROMPT, *generator.integers(0, V, int(generator.integers(0, 5))).tolist()]
-    return VerifyRows(spec, committed, Proposal(drafts, probs if transport is SPARSE else ()))
+    return VerifyRows(spec, committed, Proposal(drafts, probs if transport.carries_probs else ()))
 
 
 def random_batch(seed: int, kinds: list[tuple[int, int]]) -> tuple[torch.Tensor, list[VerifyRows]]:
@@ -145,82 +143,72 @@ def test_ties_go_to_the_lowest_id_in_drafter_verifier_and_plain_decoding() -> No
     assert verify_argmax(select(logits), [VerifyRows(spec, PROMPT, Proposal((1,)))]) == [Decision(1, 1)]
 
 
-def test_rejection_at_temperature_zero_is_greedy_and_needs_no_draft_probs() -> None:
-    spec = make_spec(REJECTION, SPARSE, temperature=0.0)
+@RATIO_TESTS
+def test_a_ratio_test_at_temperature_zero_is_greedy_and_needs_no_draft_probs(policy: VerificationPolicy) -> None:
+    spec = make_spec(policy, SPARSE, temperature=0.0)
     proposal = Proposal((1,))
     check_proposal(spec, proposal, 4)
     assert verify(logits_of([[0.1, 0.9], [0.8, 0.2]]), [VerifyRows(spec, PROMPT, proposal)]) == [Decision(1, 0)]
 
 
-def test_a_draft_outside_its_own_q_is_rejected_and_replaced_from_the_residual() -> None:
+@RATIO_TESTS
+def test_a_draft_outside_its_own_q_is_rejected_and_replaced_from_the_residual(policy: VerificationPolicy) -> None:
     p, q = [0.5, 0.3, 0.2], [0.5, 0.5, 0.0]
     for seed in range(50):
-        spec = make_spec(REJECTION, SPARSE, seed=seed)
+        spec = make_spec(policy, SPARSE, seed=seed)
         request = VerifyRows(spec, PROMPT, Proposal((2,), (sparse(q),)))
         assert verify(logits_of([p, p]), [request]) == [Decision(0, 2)]  # p - q is positive at 2 alone
 
 
-def test_a_residual_that_rounding_emptied_falls_back_to_the_target() -> None:
+@RATIO_TESTS
+def test_a_residual_that_rounding_emptied_falls_back_to_the_target(policy: VerificationPolicy) -> None:
     p = [0.5, 0.5, 0.0]
     for seed in range(50):
-        request = VerifyRows(make_spec(REJECTION, SPARSE, seed=seed), PROMPT, Proposal((2,), (sparse(p),)))
+        request = VerifyRows(make_spec(policy, SPARSE, seed=seed), PROMPT, Proposal((2,), (sparse(p),)))
         decision = verify(logits_of([p, p]), [request])[0]
         assert decision.num_accepted == 0
         assert decision.next_token_id in (0, 1)
 
 
-def test_a_certain_target_accepts_its_token_and_replaces_every_other() -> None:
+@RATIO_TESTS
+def test_a_certain_target_accepts_its_token_and_replaces_every_other(policy: VerificationPolicy) -> None:
     p = [0.0, 1.0, 0.0]
     for transport, probs in ((ONE_HOT, ()), (SPARSE, (sparse([0.4, 0.2, 0.4]),))):
-        spec = make_spec(REJECTION, transport)
+        spec = make_spec(policy, transport)
         assert verify(logits_of([p, p]), [VerifyRows(spec, PROMPT, Proposal((1,), probs))]) == [Decision(1, 1)]
         assert verify(logits_of([p, p]), [VerifyRows(spec, PROMPT, Proposal((0,), probs))]) == [Decision(0, 1)]
+
+
+@RATIO_TESTS
+def test_a_nearly_certain_target_accepts_a_whole_chain_of_its_token(policy: VerificationPolicy) -> None:
+    row = [60.0, 0.0, 0.0, 20.0]  # the other tokens' probabilities are lost beside 1
+    for transport, probs in ((ONE_HOT, ()), (SPARSE, (sparse([1.0, 0.0, 0.0, 1e-30]),) * 3)):
+        request = VerifyRows(make_spec(policy, transport), PROMPT, Proposal((0, 0, 0), probs))
+        assert verify(torch.tensor([row] * 4), [request]) == [Decision(3, 0)]
+
+
+@RATIO_TESTS
+def test_the_bonus_and_the_plain_token_come_from_the_regular_sampler(policy: VerificationPolicy) -> None:
+    row, certain = logits_of([0.5, 0.3, 0.2]), logits_of([0.0, 1.0, 0.0])
+    spec = make_spec(policy, SPARSE)
+    for position in range(3, 60):
+        after_draft = VerifyRows(spec, range(position), Proposal((1,), (sparse([0.0, 1.0, 0.0]),)))
+        (decision,) = verify(torch.stack([certain, row]), [after_draft])
+        (plain,) = verify(row[None], [VerifyRows(spec, range(position + 1), Proposal())])
+        assert decision == Decision(1, plain.next_token_id)
+        assert [plain.next_token_id] == sample(row[None], [Row(make_spec(COUPLED), range(position + 1))])
+
+
+def test_a_later_round_looks_at_fresh_acceptance_noise_of_the_same_position() -> None:
+    for policy in (REJECTION, BLOCK):
+        spec = make_spec(policy, ONE_HOT)
+        requests = [VerifyRows(spec, range(base), Proposal((0,) * (9 - base))) for base in (5, 6, 7, 8)]
+        keys = [policies._acceptance_key(request, 8 - len(request.committed_token_ids)) for request in requests]
+        assert {key.position for key in keys} == {8}
+        assert len({key.word for key in keys}) == 4
 
 
 def test_rows_that_do_not_add_up_are_refused() -> None:
     request = VerifyRows(make_spec(), PROMPT, Proposal((1, 2)))
     with pytest.raises(ValueError, match="2 rows for requests that own 3"):
         verify(torch.zeros((2, V)), [request])
-
-
-def test_a_session_without_draft_probs_ignores_them() -> None:
-    junk = (DraftProbs(np.array([99], dtype=np.uint32), np.array([np.nan], dtype=np.float32)),)
-    for spec in (make_spec(COUPLED), make_spec(REJECTION, ONE_HOT), make_spec(REJECTION, SPARSE, temperature=0.0)):
-        check_proposal(spec, Proposal((1,), junk), V)
-        assert len(verify(torch.zeros((2, V)), [VerifyRows(spec, PROMPT, Proposal((1,), junk))])) == 1
-
-
-def entry(token_ids: list[int], probs: list[float]) -> DraftProbs:
-    return DraftProbs(np.array(token_ids, dtype=np.uint32), np.array(probs, dtype=np.float32))
-
-
-GOOD = entry([0, 2], [0.25, 0.75])
-MALFORMED = [
-    (Proposal((V,), (GOOD,)), ErrorCode.INVALID_ARGUMENT, r"draft_token_ids\[0\]: token id 6 is outside 0..5"),
-    (Proposal((1,), ()), ErrorCode.INVALID_ARGUMENT, "draft_probs: 0 entries for 1 drafts"),
-    (Proposal((1,), (GOOD, GOOD)), ErrorCode.INVALID_ARGUMENT, "draft_probs: 2 entries for 1 drafts"),
-    (Proposal((1,), (entry([], []),)), ErrorCode.INVALID_ARGUMENT, r"draft_probs\[0\]: 0 ids"),
-    (Proposal((1,), (entry([0, 1], [1.0]),)), ErrorCode.INVALID_ARGUMENT, "2 ids and 1 probabilities"),
-    (Proposal((1,), (entry(list(range(129)), [1 / 129] * 129),)), ErrorCode.INVALID_ARGUMENT, "129 ids"),
-    (Proposal((1,), (entry([0, 6], [0.5, 0.5]),)), ErrorCode.INVALID_ARGUMENT, "token id 6 is outside 0..5"),
-    (Proposal((1,), (entry([1, 1], [0.5, 0.5]),)), ErrorCode.INVALID_ARGUMENT, "comes twice"),
-    (Proposal((1, 2), (GOOD, entry([0, 1], [math.nan, 0.5]))), ErrorCode.INVALID_ARGUMENT, r"draft_probs\[1\]"),
-    (Proposal((1,), (entry([0, 1], [math.inf, 0.5]),)), ErrorCode.INVALID_ARGUMENT, "not a number"),
-    (Proposal((1,), (entry([0, 1], [-0.5, 1.5]),)), ErrorCode.INVALID_ARGUMENT, "negative"),
-    (Proposal((1,), (entry([0, 1], [0.5, 0.4]),)), ErrorCode.INVALID_ARGUMENT, "sum to 0.9, not to 1"),
-    (Proposal((1,), (entry([0, 1], [0.0, 0.0]),)), ErrorCode.INVALID_ARGUMENT, "sum to 0, not to 1"),
-    (Proposal((1, 2), (GOOD, GOOD), (-1, 0)), ErrorCode.UNIMPLEMENTED, "tree proposals are not offered"),
-]
-
-
-@pytest.mark.parametrize(("proposal", "code", "message"), MALFORMED)
-def test_a_malformed_proposal_is_refused_by_name(proposal: Proposal, code: ErrorCode, message: str) -> None:
-    with pytest.raises(ItemError, match=message) as raised:
-        check_proposal(make_spec(REJECTION, SPARSE), proposal, V)
-    assert raised.value.code is code
-
-
-def test_a_good_or_empty_proposal_passes() -> None:
-    for proposal in (Proposal(), Proposal((5, 0), (GOOD, GOOD))):
-        check_proposal(make_spec(REJECTION, SPARSE), proposal, V)
-        assert proposal.parents == ()
