@@ -22,13 +22,21 @@ def started() -> pb.GenerateResponse:
     )
 
 
-def chunk(text: str, *token_ids: int, drafted: int = 0, accepted: int = 0) -> pb.GenerateResponse:
+def chunk(
+    text: str, *token_ids: int, drafted: int = 0, accepted: int = 0, sample_index: int = 0
+) -> pb.GenerateResponse:
     return pb.GenerateResponse(
-        chunk=pb.GenerateChunk(text=text, token_ids=token_ids, num_draft_tokens=drafted, num_accepted=accepted)
+        chunk=pb.GenerateChunk(
+            text=text,
+            token_ids=token_ids,
+            num_draft_tokens=drafted,
+            num_accepted=accepted,
+            sample_index=sample_index,
+        )
     )
 
 
-def complete(generation_us: int = 0, **speculation: Any) -> pb.GenerateResponse:
+def complete(generation_us: int = 0, sample_index: int = 0, **speculation: Any) -> pb.GenerateResponse:
     usage = pb.Usage(
         num_prompt_tokens=3, num_completion_tokens=4, time_to_first_token_us=1500, generation_us=generation_us
     )
@@ -38,6 +46,7 @@ def complete(generation_us: int = 0, **speculation: Any) -> pb.GenerateResponse:
             matched_stop_string="end",
             usage=usage,
             speculation=pb.SpeculationStats(**speculation),
+            sample_index=sample_index,
         )
     )
 
