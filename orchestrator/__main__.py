@@ -128,7 +128,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--connect-timeout", type=seconds, default=30.0, metavar="S", help="longest wait for the services at start"
     )
     parser.add_argument(
-        "--max-requests", type=positive_int, default=MAX_SESSIONS, metavar="N", help="most running requests"
+        "--max-requests",
+        type=positive_int,
+        default=MAX_SESSIONS,
+        metavar="N",
+        help="most running requests; each answer of a request counts",
     )
     return parser
 

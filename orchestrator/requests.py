@@ -13,6 +13,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.serving.errors import ServiceError
 from tandem.types import DraftProbsTransport, ItemError, LogprobsOptions, SessionSpec, VerificationPolicy
 from tandem.validation import (
+    MAX_ANSWERS,
     MAX_REQUEST_ID_CHARS,
     InvalidArgumentError,
     check_range,
@@ -22,6 +23,7 @@ from tandem.validation import (
 from tandem.vocabulary import Vocabulary, VocabularyError
 
 DEFAULT_MAX_TOKENS = 256
+_NUM_SAMPLE_INDICES = 2**32  # a noise counter's word
 _TRANSPORTS: Mapping[VerificationPolicy, DraftProbsTransport] = MappingProxyType(
     {
         VerificationPolicy.GREEDY: DraftProbsTransport.ONE_HOT,
@@ -49,10 +51,30 @@ class CheckedRequest:
     """A request that can be served as it is; every default is filled in."""
 
     request_id: str
-    spec: SessionSpec  # with the prompt, and a seed
+    spec: SessionSpec  # with the prompt, and a seed; the same for all answers but for the sample index
     stops: tuple[str, ...]
     include_stop: bool
     num_draft_tokens: int  # most drafts a round; 0: no draft traffic
+
+
+def check_answers(request: pb.GenerateRequest, max_requests: int) -> range:
+    """The sample indices of the answers asked for, one each; quick, and all that admission needs to know.
+
+    Raises InvalidArgumentError naming field and limit, also for more answers than could ever run here.
+    """
+    sample_indices = codec.sample_indices(request)
+    num_answers = len(sample_indices)
+    check_range("n", num_answers, 1, MAX_ANSWERS)
+    if num_answers > max_requests:
+        raise InvalidArgumentError(
+            "n", f"{num_answers} answers are more than the {max_requests} of max_requests, the most that run here"
+        )
+    if sample_indices.stop > _NUM_SAMPLE_INDICES:
+        raise InvalidArgumentError(
+            "sample_index",
+            f"{sample_indices.start} + n {num_answers} is more than the limit of {_NUM_SAMPLE_INDICES}",
+        )
+    return sample_indices
 
 
 def check_request(request: pb.GenerateRequest, offer: Offer) -> CheckedRequest:

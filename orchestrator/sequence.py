@@ -64,6 +64,11 @@ class Sequence:
         self._clock = clock
 
     @property
+    def sample_index(self) -> int:
+        """Which of the request's answers this is."""
+        return self._spec.sample_index
+
+    @property
     def num_prompt_tokens(self) -> int:
         return self._spec.prompt_len
 

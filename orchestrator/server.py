@@ -5,17 +5,18 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import grpc
 
 from orchestrator import speculative_loop
+from orchestrator.answers import interleaved
 from orchestrator.draft_session import DraftSession, NoDrafts
 from orchestrator.replica_link import LinkLostError, ReplicaLink
-from orchestrator.requests import CheckedRequest, Offer, check_request
+from orchestrator.requests import CheckedRequest, Offer, check_answers, check_request
 from orchestrator.sequence import BadVerdictError, RoundOutput, Sequence
 from orchestrator.session_handle import Deadline, SessionHandle
 from orchestrator.target_session import TargetPatience, TargetSession
@@ -46,7 +47,7 @@ class OrchestratorSettings:
 
     num_draft_tokens: int = NUM_DRAFT_TOKENS  # of a round, unless the request says otherwise
     draft_timeout_s: float = 5.0
-    max_requests: int = MAX_SESSIONS
+    max_requests: int = MAX_SESSIONS  # running; a request takes a place for each of its answers
     target_patience: TargetPatience = field(default_factory=TargetPatience)
 
 
@@ -65,9 +66,10 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     async def Generate(  # noqa: N802 - the proto's name
         self, request: pb.GenerateRequest, context: _Context
     ) -> AsyncIterator[pb.GenerateResponse]:
-        """Started, a chunk a round, complete; errors are statuses."""
+        """Started, then of each answer a chunk a round and complete; errors are statuses."""
         arrived_at = time.monotonic()
-        with self._admitted():
+        sample_indices = check_answers(request, self._settings.max_requests)
+        with self._admitted(len(sample_indices)):
             deadline = Deadline(context.time_remaining())
             if deadline.is_over:
                 raise ServiceError(
@@ -75,13 +77,18 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                 )
             offer = await self._offer(deadline)
             checked = await asyncio.to_thread(check_request, request, offer)
-            sequence = self._sequence(checked, offer, arrived_at)
             yield self._started(checked)
-            rounds = speculative_loop.generate(sequence, *self._sessions(checked, offer, deadline, context))
+            answers = [
+                _answer(
+                    self._sequence(checked, sample_index, offer, arrived_at),
+                    *self._sessions(checked, offer, deadline, context),
+                )
+                for sample_index in sample_indices
+            ]
             try:
-                async with aclosing(rounds):
-                    async for output in rounds:
-                        yield _chunk(output)
+                async with aclosing(interleaved(answers)) as events:
+                    async for event in events:
+                        yield event
             except BadVerdictError as error:
                 _log.error(
                     "request %r: the %s sent a verdict that cannot be: %s", checked.request_id, self._target, error
@@ -90,7 +97,6 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             except ServiceError as error:
                 _log.info("request %r: %s: %s", checked.request_id, error.code.name, error)
                 raise
-            yield _complete(sequence)
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: _Context) -> pb.GetInfoResponse:  # noqa: N802, ARG002
         """What both replicas said at the last connect, and their loads now."""
@@ -109,18 +115,21 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         return answer
 
     @contextlib.contextmanager
-    def _admitted(self) -> Iterator[None]:
-        """A place among the running requests; ServiceError RESOURCE_EXHAUSTED when all are taken."""
-        if self._num_running >= self._settings.max_requests:
+    def _admitted(self, num_answers: int) -> Iterator[None]:
+        """A place an answer among the running requests; ServiceError RESOURCE_EXHAUSTED when too few are free."""
+        max_requests = self._settings.max_requests
+        num_free = max_requests - self._num_running
+        if num_answers > num_free:
             raise ServiceError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"all {self._settings.max_requests} places for running requests are taken; try again later",
+                f"{num_free} of {max_requests} places for running requests are free, {num_answers} are needed; "
+                "try again later",
             )
-        self._num_running += 1
+        self._num_running += num_answers
         try:
             yield
         finally:
-            self._num_running -= 1
+            self._num_running -= num_answers
 
     async def _offer(self, deadline: Deadline) -> Offer:
         """What can be served now. Without a target to ask, ServiceError UNAVAILABLE after a while."""
@@ -142,10 +151,10 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             draft_transports=draft_info.transports if draft_info is not None else frozenset(),
         )
 
-    def _sequence(self, checked: CheckedRequest, offer: Offer, started_at: float) -> Sequence:
+    def _sequence(self, checked: CheckedRequest, sample_index: int, offer: Offer, started_at: float) -> Sequence:
         text = TextStream(self._vocabulary, checked.stops, checked.include_stop)
         return Sequence(
-            checked.spec,
+            replace(checked.spec, sample_index=sample_index),
             text,
             num_draft_tokens=checked.num_draft_tokens if self._draft is not None else 0,
             vocab_size=offer.vocab_size,
@@ -155,7 +164,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     def _sessions(
         self, checked: CheckedRequest, offer: Offer, deadline: Deadline, context: _Context
     ) -> tuple[DraftSession | NoDrafts, TargetSession]:
-        """The request's two sessions; they share an id."""
+        """One answer's two sessions; they share an id."""
         session_id = SessionId(secrets.randbits(63))
         traceparent = _traceparent(context)
         target = TargetSession(
@@ -187,13 +196,26 @@ def _traceparent(context: _Context) -> str:
     return ""
 
 
-def _chunk(output: RoundOutput) -> pb.GenerateResponse:
+async def _answer(
+    sequence: Sequence,
+    proposer: speculative_loop.ProposerSession,
+    verifier: speculative_loop.VerifierSession,
+) -> AsyncGenerator[pb.GenerateResponse, None]:
+    """One answer's messages: a chunk a round, then complete."""
+    async with aclosing(speculative_loop.generate(sequence, proposer, verifier)) as rounds:
+        async for output in rounds:
+            yield _chunk(output, sequence.sample_index)
+    yield _complete(sequence)
+
+
+def _chunk(output: RoundOutput, sample_index: int) -> pb.GenerateResponse:
     chunk = pb.GenerateChunk(
         text=output.text,
         token_ids=output.token_ids,
         num_draft_tokens=output.num_draft_tokens,
         num_accepted=output.num_accepted,
         logprobs=map(codec.token_logprobs_to_proto, output.logprobs),
+        sample_index=sample_index,
     )
     return pb.GenerateResponse(chunk=chunk)
 
@@ -209,6 +231,7 @@ def _complete(sequence: Sequence) -> pb.GenerateResponse:
         finish_reason=codec.finish_reason_to_proto(sequence.finish_reason),
         usage=usage,
         speculation=sequence.stats.to_proto(),
+        sample_index=sequence.sample_index,
     )
     if sequence.matched_token_id is not None:
         complete.matched_token_id = sequence.matched_token_id

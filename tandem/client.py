@@ -8,6 +8,8 @@
         async for chunk in stream:
             print(chunk.text, end="")
         print(stream.result.speculation.acceptance_rate)
+        for answer in await client.complete_many("Once upon a time", n=3):
+            print(answer.sample_index, answer.text)
 
 Leaving the loop early, or cancelling the task that runs it, cancels the request on the server.
 """
@@ -21,6 +23,7 @@ from typing import Any, Self, Unpack
 import grpc
 
 from tandem import codec
+from tandem.client_answers import Answer
 from tandem.client_errors import (
     DeadlineExceededError,
     InvalidRequestError,
@@ -31,7 +34,7 @@ from tandem.client_errors import (
     from_rpc_error,
 )
 from tandem.client_generation import Generation, SyncGeneration
-from tandem.client_request import GenerateOptions, Prompt, build_request
+from tandem.client_request import GenerateOptions, Prompt, build_request, refuse_several
 from tandem.client_result import Chunk, GenerationResult, Speculation
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
@@ -39,6 +42,7 @@ from tandem.serving.channels import MAX_APPLICATION_MESSAGE_BYTES, channel_optio
 from tandem.types import Load, ModelInfo
 
 __all__ = [
+    "Answer",
     "Chunk",
     "DeadlineExceededError",
     "GenerateOptions",
@@ -67,7 +71,7 @@ class ServerInfo:
     draft: ModelInfo | None  # None without a draft service
     draft_load: Load | None
     proposer: str
-    num_running_requests: int
+    num_running_requests: int  # each answer of a request counts
     is_target_connected: bool  # False: what is said of it is old
     is_draft_connected: bool
 
@@ -94,18 +98,25 @@ class TandemClient(_ClientBase):
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generation:
         """A stream of chunks for a text, token ids, or chat messages ({"role", "content"}).
 
-        InvalidRequestError for what the wire cannot carry; the iteration raises TandemError for the rest.
+        With n > 1 the answers' chunks come interleaved, each with its sample index. InvalidRequestError for what
+        the wire cannot carry; the iteration raises TandemError for the rest, and what has come stays readable.
         """
         request = build_request(prompt, **options)
-        return Generation(lambda: self._start(request, options.get("timeout")))
+        return Generation(lambda: self._start(request, options.get("timeout")), codec.sample_indices(request))
 
     async def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> GenerationResult:
-        """The whole generation at once. TandemError when it fails."""
+        """The whole answer at once. InvalidRequestError for n > 1, TandemError when it fails."""
+        refuse_several(options)
+        (result,) = await self.complete_many(prompt, **options)
+        return result
+
+    async def complete_many(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> list[GenerationResult]:
+        """All n answers at once, by sample index. TandemError when one fails."""
         generation = self.generate(prompt, **options)
         async with aclosing(aiter(generation)) as chunks:
             async for _ in chunks:
                 pass
-        return generation.result
+        return generation.results
 
     async def info(self, timeout: float | None = 10.0) -> ServerInfo:
         """What is served, and how busy it is. TandemError when the call fails."""
@@ -162,14 +173,22 @@ class SyncTandemClient(_ClientBase):
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> SyncGeneration:
         """As `TandemClient.generate`."""
         request = build_request(prompt, **options)
-        return SyncGeneration(lambda: self._stub.Generate(request, timeout=options.get("timeout")))
+        return SyncGeneration(
+            lambda: self._stub.Generate(request, timeout=options.get("timeout")), codec.sample_indices(request)
+        )
 
     def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> GenerationResult:
         """As `TandemClient.complete`."""
+        refuse_several(options)
+        (result,) = self.complete_many(prompt, **options)
+        return result
+
+    def complete_many(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> list[GenerationResult]:
+        """As `TandemClient.complete_many`."""
         generation = self.generate(prompt, **options)
         for _ in generation:
             pass
-        return generation.result
+        return generation.results
 
     def info(self, timeout: float | None = 10.0) -> ServerInfo:
         """As `TandemClient.info`."""

@@ -6,33 +6,52 @@ from typing import Any
 
 import grpc
 
+from tandem.client_answers import Answer, AnswersFolder
 from tandem.client_errors import TandemError, from_rpc_error
-from tandem.client_result import Chunk, GenerationResult, ResultFolder
+from tandem.client_result import Chunk, GenerationResult
 
 
 class GenerationBase:
     """What has arrived of one generation; it stays readable after an error."""
 
-    def __init__(self, start: Callable[[], Any]) -> None:
-        """`start` makes the call."""
+    def __init__(self, start: Callable[[], Any], sample_indices: range) -> None:
+        """`start` makes the call for the answers of these sample indices."""
         self._start = start
-        self._folder = ResultFolder()
+        self._sample_indices = sample_indices
+        self._folder = AnswersFolder(sample_indices)
         self._is_used = False
 
     @property
+    def answers(self) -> tuple[Answer, ...]:
+        """Those that have begun as they are now, by sample index."""
+        return self._folder.answers
+
+    @property
+    def results(self) -> list[GenerationResult]:
+        """The finished answers, by sample index; TandemError before the iteration has come to its end."""
+        return self._folder.finish()
+
+    @property
     def text(self) -> str:
-        """The text so far."""
-        return "".join(self._folder.texts)
+        """The one answer's text so far."""
+        self._check_single()
+        return "".join(answer.text for answer in self.answers)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The tokens so far."""
-        return tuple(self._folder.token_ids)
+        """The one answer's tokens so far."""
+        self._check_single()
+        return tuple(token_id for answer in self.answers for token_id in answer.token_ids)
 
     @property
     def result(self) -> GenerationResult:
-        """The finished generation; TandemError before the iteration has come to its end."""
-        return self._folder.finish()
+        """The one finished answer; TandemError before the iteration has come to its end."""
+        self._check_single()
+        return self.results[0]
+
+    def _check_single(self) -> None:
+        if len(self._sample_indices) > 1:
+            raise RuntimeError(f"this generation has {len(self._sample_indices)} answers; see `answers`, `results`")
 
     def _use(self) -> None:
         if self._is_used:

@@ -40,10 +40,13 @@ class GenerateOptions(TypedDict, total=False):
     speculation: bool | None  # False: plain decoding
     num_draft_tokens: int | None  # most drafts a round; 0: none
     verification_policy: VerificationPolicy | str | None  # "greedy", "coupled", "rejection" or "block"
+    n: int | None  # answers, 1..16; default 1
+    sample_index: int | None  # of the first answer; with the seed of several answers it gives one of them again
     request_id: str | None
     timeout: float | None  # seconds for the whole call; None: no limit
 
 
+_REQUEST: dict[str, Callable[[Any], Any]] = {"request_id": str, "n": index, "sample_index": index}
 _SAMPLING: dict[str, Callable[[Any], Any]] = {
     "temperature": float,
     "top_p": float,
@@ -86,12 +89,11 @@ def build_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> pb.Gene
     if unknown:
         raise TypeError(f"unknown option {unknown[0]!r}; there are: {', '.join(GenerateOptions.__annotations__)}")
     request = pb.GenerateRequest()
-    if options.get("request_id"):
-        _assign(request, "request_id", options["request_id"], str)
     _set_prompt(request, prompt)
     given = {name: value for name, value in options.items() if value is not None}
     _ask_logprobs(request, given)
     for message, converters in (
+        (request, _REQUEST),
         (request.sampling, _SAMPLING),
         (request.stopping, _STOPPING),
         (request.logprobs, _LOGPROBS),
@@ -101,6 +103,15 @@ def build_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> pb.Gene
             if name in given:
                 _assign(message, name, given[name], convert)
     return request
+
+
+def refuse_several(options: GenerateOptions) -> None:
+    """InvalidRequestError for a number of answers other than one, where there is one result."""
+    n = options.get("n")
+    if n not in (None, 1):
+        raise InvalidRequestError(
+            "INVALID_ARGUMENT", f"n: {n!r} is not 1; complete() gives one result, complete_many() gives several"
+        )
 
 
 def _set_prompt(request: pb.GenerateRequest, prompt: Prompt) -> None:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from tandem import codec
-from tandem.client_errors import TandemError
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.types import FinishReason, TokenLogprobs, VerificationPolicy
 
@@ -16,6 +15,7 @@ class Chunk:
     token_ids: tuple[int, ...]
     num_draft_tokens: int
     num_accepted: int
+    sample_index: int  # whose tokens these are
     logprobs: tuple[TokenLogprobs, ...] = ()  # one a token when asked for, else empty
 
 
@@ -46,15 +46,16 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """A finished generation."""
+    """A finished answer."""
 
     request_id: str
+    sample_index: int
     model_id: str
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     matched_stop: str | int | None  # the stop string, or the EOS or stop id, that ended it
-    seed: int  # with the same request, gives the same answer again
+    seed: int  # with the same request and sample index, gives the same answer again
     verification_policy: VerificationPolicy | None
     num_prompt_tokens: int
     time_to_first_token_s: float
@@ -69,7 +70,7 @@ class GenerationResult:
 
 
 class ResultFolder:
-    """Takes events in order; `result` is there after the last."""
+    """Takes one answer's events in order; `result` is there after the last."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -94,14 +95,15 @@ class ResultFolder:
             self.token_ids.extend(chunk.token_ids)
             logprobs = tuple(map(codec.token_logprobs_from_proto, chunk.logprobs))
             self.logprobs.extend(logprobs)
-            return Chunk(chunk.text, tuple(chunk.token_ids), chunk.num_draft_tokens, chunk.num_accepted, logprobs)
+            return Chunk(
+                chunk.text,
+                tuple(chunk.token_ids),
+                chunk.num_draft_tokens,
+                chunk.num_accepted,
+                chunk.sample_index,
+                logprobs,
+            )
         return None
-
-    def finish(self) -> GenerationResult:
-        """The result; TandemError when the stream ended without one."""
-        if self.result is None:
-            raise TandemError("INTERNAL", "the stream ended before the generation was complete")
-        return self.result
 
     def _result(self, complete: pb.GenerateComplete) -> GenerationResult:
         matched = complete.WhichOneof("matched_stop")
@@ -109,6 +111,7 @@ class ResultFolder:
         num_timed_tokens = len(self.token_ids) - self._num_first_tokens
         return GenerationResult(
             request_id=self._started.request_id,
+            sample_index=complete.sample_index,
             model_id=self._started.model_id,
             text="".join(self.texts),
             token_ids=tuple(self.token_ids),

@@ -9,6 +9,7 @@ from types import MappingProxyType
 import numpy as np
 
 from tandem.common.v1 import common_pb2 as pb
+from tandem.orchestrator.v1 import orchestrator_pb2
 from tandem.target.v1 import target_pb2
 from tandem.types import (
     MAX_SPARSE_ENTRIES,
@@ -193,6 +194,12 @@ def session_from_proto(message: pb.OpenSession) -> SessionSpec:
         sample_index=message.sample_index,
         logprobs=logprobs_options_from_proto(message.logprobs) if message.HasField("logprobs") else None,
     )
+
+
+def sample_indices(request: orchestrator_pb2.GenerateRequest) -> range:
+    """Those of the answers asked for: one unless `n` is set."""
+    num_answers = request.n if request.HasField("n") else 1
+    return range(request.sample_index, request.sample_index + num_answers)
 
 
 def stamp_to_proto(stamp: Stamp) -> pb.Stamp:

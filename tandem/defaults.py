@@ -3,4 +3,4 @@
 MAX_STEP_TOKENS = 512  # rows of one forward
 MAX_DRAFT_TOKENS = 16  # a service makes or verifies in one round
 NUM_DRAFT_TOKENS = 4  # of a round, unless the request says otherwise
-MAX_SESSIONS = 256  # open at once; of an orchestrator: requests
+MAX_SESSIONS = 256  # open at once; of an orchestrator: answers

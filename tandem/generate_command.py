@@ -37,6 +37,10 @@ def generate(
     ] = None,
     repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: repeat less; in [0.01, 10].")] = None,
     min_tokens: Annotated[int | None, typer.Option(help="No end before this many tokens.")] = None,
+    n: Annotated[int, typer.Option("--n", help="This many answers, each under its sample index.")] = 1,
+    sample_index: Annotated[
+        int | None, typer.Option(help="Of the first answer: with the seed it gives one of several again.")
+    ] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds for the whole call.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end token.")] = False,
@@ -81,6 +85,8 @@ def generate(
         min_p=min_p,
         repetition_penalty=repetition_penalty,
         min_tokens=min_tokens,
+        n=n,
+        sample_index=sample_index,
         timeout=timeout,
         stop=stop,
         ignore_eos=ignore_eos,
@@ -96,16 +102,20 @@ def generate(
     try:
         build_request(text, **options)  # what cannot be asked is refused before services are started
         with services(address, own, choice) as serving, SyncTandemClient(serving) as client:
-            result = stream(client, [{"role": "user", "content": text}] if chat else text, options)
+            asked: Prompt = [{"role": "user", "content": text}] if chat else text
+            results = gather(client, asked, options) if n > 1 else [stream(client, asked, options)]
     except (TandemError, ServiceStartError, AddressError, cluster_options.OptionError) as error:
         typer.echo(f"tandem: {error}", err=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    if logprobs is not None:
-        typer.echo(describe_logprobs(result), err=True)
-    if stats:
-        typer.echo(describe(result), err=True)
+    for result in results:
+        if n > 1 and (stats or logprobs is not None):
+            typer.echo(f"answer {result.sample_index}:", err=True)
+        if logprobs is not None:
+            typer.echo(describe_logprobs(result), err=True)
+        if stats:
+            typer.echo(describe(result), err=True)
 
 
 @contextlib.contextmanager
@@ -147,6 +157,19 @@ def stream(client: SyncTandemClient, prompt: Prompt, options: GenerateOptions) -
     return generation.result
 
 
+def gather(client: SyncTandemClient, prompt: Prompt, options: GenerateOptions) -> list[GenerationResult]:
+    """Write each answer under its sample index once all have ended; after an error, what has come of them."""
+    generation = client.generate(prompt, **options)
+    with contextlib.closing(iter(generation)) as chunks:
+        try:
+            for _ in chunks:
+                pass
+        finally:
+            for answer in generation.answers:
+                sys.stdout.write(f"answer {answer.sample_index}:\n{answer.text}\n")
+    return generation.results
+
+
 def describe(result: GenerationResult) -> str:
     """The figures of one answer, one a line."""
     figures = result.speculation
@@ -168,6 +191,7 @@ def describe(result: GenerationResult) -> str:
             f"time to first token     {result.time_to_first_token_s * 1000:.0f} ms",
             f"fallback rounds         {figures.num_fallback_rounds}",
             f"seed                    {result.seed}",
+            f"sample index            {result.sample_index}",
         ]
     )
 

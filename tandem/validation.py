@@ -10,6 +10,7 @@ MAX_STOP_STRING_CHARS = 256
 MAX_TOKEN_ID_ENTRIES = 64  # of stop_token_ids, bad_token_ids
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_REQUEST_ID_CHARS = 128
+MAX_ANSWERS = 16  # to one request
 
 
 class InvalidArgumentError(ValueError):

@@ -27,16 +27,22 @@ def chunk(
     *token_ids: int,
     drafted: int = 0,
     accepted: int = 0,
+    sample_index: int = 0,
     logprobs: Sequence[common_pb2.TokenLogprobs] = (),
 ) -> pb.GenerateResponse:
     return pb.GenerateResponse(
         chunk=pb.GenerateChunk(
-            text=text, token_ids=token_ids, num_draft_tokens=drafted, num_accepted=accepted, logprobs=logprobs
+            text=text,
+            token_ids=token_ids,
+            num_draft_tokens=drafted,
+            num_accepted=accepted,
+            sample_index=sample_index,
+            logprobs=logprobs,
         )
     )
 
 
-def complete(generation_us: int = 0, **speculation: Any) -> pb.GenerateResponse:
+def complete(generation_us: int = 0, sample_index: int = 0, **speculation: Any) -> pb.GenerateResponse:
     usage = pb.Usage(
         num_prompt_tokens=3, num_completion_tokens=4, time_to_first_token_us=1500, generation_us=generation_us
     )
@@ -46,6 +52,7 @@ def complete(generation_us: int = 0, **speculation: Any) -> pb.GenerateResponse:
             matched_stop_string="end",
             usage=usage,
             speculation=pb.SpeculationStats(**speculation),
+            sample_index=sample_index,
         )
     )
 

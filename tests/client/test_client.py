@@ -174,7 +174,7 @@ def test_leaving_an_async_loop_cancels_the_call() -> None:
         async with serving(servicer) as address, TandemClient(address) as client:
             for _ in range(3):
                 async for chunk in client.generate("hi"):
-                    assert chunk == Chunk("a", (1, 2), 4, 1)
+                    assert chunk == Chunk("a", (1, 2), 4, 1, 0)
                     break
                 gc.collect()
                 await until(lambda: servicer.num_open == 0)

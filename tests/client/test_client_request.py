@@ -18,6 +18,7 @@ def test_nothing_said_is_nothing_set() -> None:
     assert not request.stopping.ListFields()
     assert not request.speculation.ListFields()
     assert not request.HasField("logprobs")
+    assert not request.HasField("n")
 
 
 def test_zero_is_a_value() -> None:
@@ -62,6 +63,8 @@ def test_every_option_has_its_field() -> None:
         ignore_eos=True,
         include_stop_in_output=True,
         verification_policy="rejection",
+        n=3,
+        sample_index=5,
         request_id="mine",
         timeout=1.0,
     )
@@ -75,6 +78,7 @@ def test_every_option_has_its_field() -> None:
     assert stopping.include_stop_in_output
     assert request.speculation.verification_policy == common_pb2.VERIFICATION_POLICY_REJECTION
     assert request.request_id == "mine"
+    assert (request.n, request.sample_index) == (3, 5)
     assert list(build_request("hi", stop=["x", "y"]).stopping.stop) == ["x", "y"]
     policy = build_request("hi", verification_policy=VerificationPolicy.GREEDY).speculation.verification_policy
     assert policy == common_pb2.VERIFICATION_POLICY_GREEDY
@@ -90,6 +94,9 @@ def test_every_option_has_its_field() -> None:
         ("hi", {"logit_bias": {-1: 1.0}}, "logit_bias"),
         ("hi", {"stop_token_ids": [2**32]}, "stop_token_ids"),
         ("hi", {"verification_policy": "foo"}, "verification_policy"),
+        ("hi", {"n": -1}, "n"),
+        ("hi", {"n": 1.5}, "n"),
+        ("hi", {"sample_index": 2**32}, "sample_index"),
         ([-1], {}, "prompt"),
         ([1, "x"], {}, "prompt"),
         ("\ud800", {}, "prompt"),

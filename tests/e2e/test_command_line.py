@@ -58,6 +58,17 @@ def test_generate_three_times_with_one_seed_gives_one_text(addresses: dict[str, 
     assert other.stdout != answers[0].stdout
 
 
+def test_several_answers_stand_under_their_sample_index_which_gives_each_alone_again(
+    addresses: dict[str, str],
+) -> None:
+    options = ["--address", addresses["orchestrator"], "--seed", "7", "--max-tokens", "12", "--ignore-eos"]
+    several = tandem("generate", "hello world", *options, "--n", "3", "--stats")
+    alone = [tandem("generate", "hello world", *options, "--sample-index", str(index)) for index in range(3)]
+    assert len({answer.stdout for answer in alone}) == 3
+    assert several.stdout == "".join(f"answer {index}:\n{answer.stdout}" for index, answer in enumerate(alone))
+    assert re.findall(r"^sample index +(\d)$", several.stderr, re.MULTILINE) == ["0", "1", "2"]
+
+
 def test_stats_tell_tokens_passes_acceptance_speed_and_seed(addresses: dict[str, str]) -> None:
     options = [
         "--address",
@@ -130,6 +141,7 @@ def test_ctrl_c_frees_both_services_sessions_within_a_round(addresses: dict[str,
         (["--temperature", "-1"], "sampling.temperature: -1.0 is outside [0, 100]"),
         (["--temperature", "nan"], "sampling.temperature: nan is outside [0, 100]"),
         (["--top-p", "0"], "sampling.top_p: 0.0 is outside (0, 1]"),
+        (["--n", "17"], "n: 17 is outside [1, 16]"),
         (["--max-tokens", "5000"], "is more than the context of 4096 tokens"),
         (
             ["--verification-policy", "blocks"],

@@ -164,6 +164,11 @@ class Stack:
             draft = self.draft
             await until(lambda: draft.num_sessions == 0 and draft.used_blocks == 0)
 
+    async def until_free(self) -> None:
+        """Until they are idle, and the orchestrator's places are free."""
+        await self.until_idle()
+        await until(lambda: self.servicer._num_running == 0)
+
 
 @asynccontextmanager
 async def orchestrating(

@@ -406,7 +406,7 @@ def test_beyond_max_requests_one_is_served_and_the_others_are_told_in_every_wave
                 results = await asyncio.gather(*wave, return_exceptions=True)
                 refused = [result for result in results if isinstance(result, OverloadedError)]
                 assert len(refused) == 2
-                assert "all 1 places" in str(refused[0])
+                assert "0 of 1 places" in str(refused[0])
 
     run(scenario())
 

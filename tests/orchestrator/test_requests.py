@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.requests import CheckedRequest, Offer, check_request
+from orchestrator.requests import CheckedRequest, Offer, check_answers, check_request
 from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.serving.errors import ServiceError
@@ -98,6 +98,38 @@ def test_bad_input_is_refused_by_field_and_limit(fields: dict[str, Any], message
 def test_a_missing_prompt_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="prompt: is missing"):
         check_request(pb.GenerateRequest(), OFFER)
+
+
+BAD_ANSWERS = [
+    ({"n": 0}, 8, r"n: 0 is outside \[1, 16\]"),
+    ({"n": 17}, 256, r"n: 17 is outside \[1, 16\]"),
+    ({"n": 2**32 - 1, "sample_index": 2**32 - 1}, 8, r"n: 4294967295 is outside \[1, 16\]"),
+    ({"n": 9}, 8, "n: 9 answers are more than the 8 of max_requests"),
+    ({"n": 2, "sample_index": 2**32 - 1}, 8, r"sample_index: 4294967295 \+ n 2 is more than .* 4294967296"),
+]
+
+
+@pytest.mark.parametrize(("fields", "max_requests", "message"), BAD_ANSWERS)
+def test_answers_beyond_a_limit_are_refused_by_field_and_limit(
+    fields: dict[str, int], max_requests: int, message: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        check_answers(request(**fields), max_requests)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sample_indices"),
+    [
+        ({}, range(1)),
+        ({"n": 1, "sample_index": 7}, range(7, 8)),
+        ({"n": 16}, range(16)),
+        ({"n": 2, "sample_index": 2**32 - 2}, range(2**32 - 2, 2**32)),
+    ],
+)
+def test_answers_are_one_unless_n_is_set_and_begin_at_the_sample_index(
+    fields: dict[str, int], sample_indices: range
+) -> None:
+    assert check_answers(request(**fields), 16) == sample_indices
 
 
 @pytest.mark.parametrize("number", [5, 77])

@@ -495,6 +495,7 @@ class GetInfoResponse(_message.Message):
     IS_DRAFT_CONNECTED_FIELD_NUMBER: _builtins.int
     proposer: _builtins.str
     num_running_requests: _builtins.int
+    """each answer of a request counts"""
     is_target_connected: _builtins.bool
     """false: what is said of it is old"""
     is_draft_connected: _builtins.bool
