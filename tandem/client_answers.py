@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from tandem.client_errors import TandemError
 from tandem.client_result import Chunk, GenerationResult, ResultFolder
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.types import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +15,7 @@ class Answer:
     sample_index: int
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]  # one a token when asked for, else empty
     result: GenerationResult | None  # None until it is complete
 
 
@@ -41,7 +43,13 @@ class AnswersFolder:
     def answers(self) -> tuple[Answer, ...]:
         """Those that have begun, by sample index."""
         return tuple(
-            Answer(sample_index, "".join(folder.texts), tuple(folder.token_ids), folder.result)
+            Answer(
+                sample_index,
+                "".join(folder.texts),
+                tuple(folder.token_ids),
+                tuple(folder.logprobs),
+                folder.result,
+            )
             for sample_index, folder in sorted(self._folders.items())
         )
 

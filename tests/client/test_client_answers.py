@@ -16,14 +16,16 @@ from tandem.client import (
     TandemError,
     UnavailableError,
 )
+from tandem.common.v1 import common_pb2
 from tandem.serving.errors import ServiceError
+from tandem.types import TokenLogprobs
 from tests.client.scripted_server import ScriptedServicer, chunk, complete, serving, started
 from tests.orchestrator.fakes import until
 
 TWO = [
     started(),
     chunk("a", 1, 2, drafted=4, accepted=1, sample_index=5),
-    chunk("x", 7, drafted=4, sample_index=4),
+    chunk("x", 7, drafted=4, sample_index=4, logprobs=[common_pb2.TokenLogprobs(logprob=-0.5, rank=1)]),
     chunk("b", 3, sample_index=5),
     complete(sample_index=5, num_rounds=2, num_draft_tokens=4, num_accepted=1),
     chunk("y", 8, drafted=4, sample_index=4),
@@ -135,6 +137,7 @@ def test_after_an_error_every_answers_text_and_tokens_so_far_remain() -> None:
                 await _exhaust(generation)
             unfinished, finished = generation.answers
             assert (unfinished.text, unfinished.token_ids, unfinished.result) == ("x", (7,), None)
+            assert (unfinished.logprobs, finished.logprobs) == ((TokenLogprobs(-0.5, 1),), ())
             assert finished.result is not None
             assert (finished.text, finished.result.text) == ("ab", "ab")
             with pytest.raises(TandemError, match="1 of 2 answers"):

@@ -35,7 +35,7 @@ async def alone(stack: Stack, sample_indices: range, **options: Any) -> list[Gen
 def test_each_answer_is_the_one_its_index_gives_alone_in_text_usage_and_figures(sampling: dict[str, Any]) -> None:
     async def scenario() -> None:
         async with all_services(similar_draft) as stack:
-            options: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True, **sampling}
+            options: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True, "logprobs": True, **sampling}
             solo = await alone(stack, range(4), **options)
             for results, expected in (
                 (await stack.client.complete_many(PROMPT, n=4, **options), solo),
@@ -44,6 +44,7 @@ def test_each_answer_is_the_one_its_index_gives_alone_in_text_usage_and_figures(
                 assert [result.sample_index for result in results] == [one.sample_index for one in expected]
                 for result, one in zip(results, expected, strict=True):
                     assert (result.text, result.token_ids) == (one.text, one.token_ids)
+                    assert result.logprobs == one.logprobs != ()
                     assert (result.finish_reason, result.num_prompt_tokens) == (one.finish_reason, len(PROMPT))
                     assert result.speculation.num_draft_tokens_per_pos == one.speculation.num_draft_tokens_per_pos
                     assert result.speculation.num_accepted_per_pos == one.speculation.num_accepted_per_pos
