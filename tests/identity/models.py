@@ -58,7 +58,7 @@ def tiny() -> Model:
 def real() -> Model:
     """The demo model; the draft lacks its last two layers."""
     directory = demo_model_dir()
-    return _native("smollm2-135m", load_model(directory), Vocabulary.load(directory), 2, 3.0)
+    return _native("smollm2-135m", load_model(directory), Vocabulary.load(directory), 2, 6.0)
 
 
 def _native(

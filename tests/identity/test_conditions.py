@@ -1,4 +1,4 @@
-"""A request has one answer, under `greedy` and `coupled`, however it is run."""
+"""A request has one answer, under `greedy` and `coupled`, however it is run; tests/e2e has it on the real model."""
 
 import asyncio
 import functools
