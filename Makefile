@@ -16,7 +16,7 @@ test: $(READY)
 
 # No model files and no processes of the whole system; under a minute.
 unit: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not model" --ignore tests/e2e
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not model and not slow" --ignore tests/e2e
 
 check: $(READY)
 	$(BIN)/ruff format --check .

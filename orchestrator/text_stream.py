@@ -20,6 +20,7 @@ class TextStream:
         self._matcher = StopMatcher(stops)
         self._include_stop = include_stop
         self._pending = ""  # not taken yet; its end may be held back
+        self._is_searched = True  # the last token's text
         self._is_finished = False
         self.matched_stop: str | None = None
 
@@ -31,11 +32,8 @@ class TextStream:
         """
         if self._is_finished or self.matched_stop is not None:
             raise ValueError(f"token {token_id} was pushed after the end of its text")
-        delta = self._detokenizer.push((token_id,))
-        if may_stop:
-            self._append(delta)
-        else:
-            self._pending += delta
+        self._is_searched = may_stop
+        self._append(self._detokenizer.push((token_id,)))
         return self.matched_stop
 
     def take(self) -> str:
@@ -55,7 +53,7 @@ class TextStream:
 
     def _append(self, delta: str) -> None:
         """Match `delta` against the stop strings and add what is the answer's to the pending text."""
-        match = self._matcher.push(delta)
+        match = self._matcher.push(delta) if self._is_searched else None
         if match is None:
             self._pending += delta
             return

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from tandem.types import MAX_TOP_LOGPROBS, SamplingParams, SessionSpec
 
 MAX_STOP_STRINGS = 16
@@ -11,6 +13,7 @@ MAX_TOKEN_ID_ENTRIES = 64  # of stop_token_ids, bad_token_ids
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_REQUEST_ID_CHARS = 128
 MAX_ANSWERS = 16  # to one request
+_LEAST_REPETITION_PENALTY = float(np.float32(0.01))  # as it travels, a little less than 0.01
 
 
 class InvalidArgumentError(ValueError):
@@ -41,7 +44,7 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
     check_range("sampling.top_p", sampling.top_p, 0.0, 1.0, low_open=True)
     check_range("sampling.min_p", sampling.min_p, 0.0, 1.0)
     check_range("sampling.top_k", sampling.top_k, 0, 2**31 - 1)
-    check_range("sampling.repetition_penalty", sampling.repetition_penalty, 0.01, 10.0)
+    check_range("sampling.repetition_penalty", sampling.repetition_penalty, _LEAST_REPETITION_PENALTY, 10.0)
     check_range("sampling.presence_penalty", sampling.presence_penalty, -2.0, 2.0)
     check_range("sampling.frequency_penalty", sampling.frequency_penalty, -2.0, 2.0)
     if sampling.seed is not None:

@@ -10,32 +10,10 @@ from orchestrator.detokenizer import IncrementalDetokenizer
 from orchestrator.stop_strings import StopMatch, StopMatcher
 from orchestrator.text_stream import TextStream
 from tandem.vocabulary import Vocabulary
+from tests.identity.plain import first_stop
+from tests.orchestrator.fakes import PIECES
 
 BYTES = Vocabulary.toy(300)
-# Tokens of several characters, halves of characters, a leading space to strip, and a special token.
-PIECES = Vocabulary(
-    bytes_table=(
-        b" a",
-        b"b",
-        b"ab",
-        b"bca",
-        b" ",
-        b"  ",
-        b"\xf0\x9f",
-        b"\x94\xa5",
-        b"\xe4",
-        b"\xb8\x96",
-        b"c",
-        b"</s>",
-    ),
-    special_ids=frozenset({11}),
-    eos_token_ids=(11,),
-    bos_token_id=None,
-    add_bos=False,
-    strips_leading_space=True,
-    encode_verbatim=lambda _: [],
-    chat_template=None,
-)
 IDS = st.lists(st.integers(-1, PIECES.vocab_size + 2))
 STOPS = st.lists(st.text("abc 🔥\ufffd", min_size=1, max_size=5), max_size=4)
 
@@ -123,15 +101,6 @@ def test_the_first_complete_stop_string_wins_and_then_the_longest(
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="must not be empty"):
         StopMatcher(["a", ""])
-
-
-def first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
-    """(start, stop) of the stop string that ends first, the longest of those: the matcher's naive reference."""
-    found = [(text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text]
-    if not found:
-        return None
-    end, negative_length, stop = min(found)
-    return end + negative_length, stop
 
 
 @given(ids=IDS, stops=STOPS, include_stop=st.booleans(), take_every=st.integers(1, 4))

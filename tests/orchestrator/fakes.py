@@ -20,6 +20,30 @@ from tandem.vocabulary import Vocabulary
 
 LETTERS = Vocabulary.toy(64)  # ids 0.. are a, b, c, ...
 BYTES = Vocabulary.toy(257)  # ids 0..255 are bytes, 256 ends a sequence
+# Tokens of several characters, halves of characters, a leading space to strip, and a special token.
+PIECES = Vocabulary(
+    bytes_table=(
+        b" a",
+        b"b",
+        b"ab",
+        b"bca",
+        b" ",
+        b"  ",
+        b"\xf0\x9f",
+        b"\x94\xa5",
+        b"\xe4",
+        b"\xb8\x96",
+        b"c",
+        b"</s>",
+    ),
+    special_ids=frozenset({11}),
+    eos_token_ids=(11,),
+    bos_token_id=None,
+    add_bos=False,
+    strips_leading_space=True,
+    encode_verbatim=lambda _: [],
+    chat_template=None,
+)
 PROMPT = (0, 1, 2)
 
 

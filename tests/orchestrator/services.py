@@ -12,6 +12,7 @@ from draft_service.proposers.draft_model import DraftModelProposer
 from draft_service.proposers.ngram import NgramProposer
 from draft_service.server import DraftServicer
 from draft_service.service import DraftLimits, DraftService
+from engine.backends.base import SpeculativeEngine
 from engine.backends.toy_backend import LogitsOf, ToyEngine, hashed_logits
 from orchestrator.handshake import vocabulary_check
 from orchestrator.replica_api import DRAFT_API, TARGET_API
@@ -29,6 +30,7 @@ from tandem.vocabulary import Vocabulary
 from target_service.limits import Limits
 from target_service.scheduler import Scheduler
 from target_service.server import TargetServicer, model_info
+from target_service.step import StepPlan, StepResult
 from tests.orchestrator.fakes import until
 
 VOCAB = 64
@@ -73,11 +75,13 @@ def _server(address: str, register: Callable[[grpc.aio.Server], None]) -> tuple[
 class TargetReplica:
     """A target service that can be stopped and started again on its port."""
 
-    def __init__(self, engine: ToyEngine, limits: Limits | None = None) -> None:
+    def __init__(
+        self, engine: SpeculativeEngine, limits: Limits | None = None, vocabulary: Vocabulary = VOCABULARY
+    ) -> None:
         self.engine = engine
         self.limits = limits or Limits()
         self.address = "127.0.0.1:0"
-        self.vocab_hash = VOCABULARY.id_bytes_hash
+        self.vocab_hash = vocabulary.id_bytes_hash
         self.scheduler: Scheduler | None = None
 
     async def start(self) -> None:
@@ -157,6 +161,20 @@ class Stack:
     target_link: TargetLink
     draft_link: DraftLink | None
 
+    def record_steps(self) -> list[StepPlan]:
+        """Every step that the target computes from now on."""
+        scheduler = self.target.scheduler
+        assert scheduler is not None
+        steps: list[StepPlan] = []
+        compute = scheduler._verifier.step
+
+        def step(plan: StepPlan) -> StepResult:
+            steps.append(plan)
+            return compute(plan)
+
+        scheduler._verifier.step = step  # type: ignore[method-assign]
+        return steps
+
     async def until_idle(self) -> None:
         """Until neither service holds a session or a block."""
         await until(lambda: self.target.num_sessions == 0 and self.target.used_blocks == 0)
@@ -172,23 +190,26 @@ class Stack:
 
 @asynccontextmanager
 async def orchestrating(
-    target: TargetReplica, draft: DraftReplica | None, settings: OrchestratorSettings | None = None
+    target: TargetReplica,
+    draft: DraftReplica | None,
+    settings: OrchestratorSettings | None = None,
+    vocabulary: Vocabulary = VOCABULARY,
 ) -> AsyncIterator[Stack]:
     """An orchestrator in front of running replicas, and a client of it."""
     target_link: TargetLink = ReplicaLink(
-        TARGET_API, target.address, vocabulary_check("target", target.address, VOCABULARY, "toy"), QUICK
+        TARGET_API, target.address, vocabulary_check("target", target.address, vocabulary, "toy"), QUICK
     )
     draft_link: DraftLink | None = None
     if draft is not None:
         draft_link = ReplicaLink(
-            DRAFT_API, draft.address, vocabulary_check("draft", draft.address, VOCABULARY, "toy"), QUICK
+            DRAFT_API, draft.address, vocabulary_check("draft", draft.address, vocabulary, "toy"), QUICK
         )
     links = [link for link in (target_link, draft_link) if link is not None]
     for link in links:
         link.start()
     for link in links:
         await link.wait_checked(10)
-    servicer = OrchestratorServicer(VOCABULARY, target_link, draft_link, settings or OrchestratorSettings())
+    servicer = OrchestratorServicer(vocabulary, target_link, draft_link, settings or OrchestratorSettings())
     server, address = _server(
         "127.0.0.1:0",
         lambda server: orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server),
@@ -205,11 +226,14 @@ async def orchestrating(
 
 @asynccontextmanager
 async def replicas(
-    make_proposer: Callable[[], Proposer] | None, engine: ToyEngine | None = None, limits: Limits | None = None
+    make_proposer: Callable[[], Proposer] | None,
+    engine: SpeculativeEngine | None = None,
+    limits: Limits | None = None,
+    vocabulary: Vocabulary = VOCABULARY,
 ) -> AsyncIterator[tuple[TargetReplica, DraftReplica | None]]:
     """Running replicas, stopped at the end."""
     async with AsyncExitStack() as stack:
-        target = TargetReplica(engine or toy_engine(), limits)
+        target = TargetReplica(engine or toy_engine(), limits, vocabulary)
         await target.start()
         stack.push_async_callback(target.stop)
         draft = None
@@ -223,14 +247,15 @@ async def replicas(
 @asynccontextmanager
 async def all_services(
     make_proposer: Callable[[], Proposer] | None,
-    engine: ToyEngine | None = None,
+    engine: SpeculativeEngine | None = None,
     settings: OrchestratorSettings | None = None,
     limits: Limits | None = None,
+    vocabulary: Vocabulary = VOCABULARY,
 ) -> AsyncIterator[Stack]:
     """Target, draft (unless None) and orchestrator, with a client."""
     async with (
-        replicas(make_proposer, engine, limits) as (target, draft),
-        orchestrating(target, draft, settings) as stack,
+        replicas(make_proposer, engine, limits, vocabulary) as (target, draft),
+        orchestrating(target, draft, settings, vocabulary) as stack,
     ):
         yield stack
 

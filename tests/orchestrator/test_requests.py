@@ -95,6 +95,17 @@ def test_bad_input_is_refused_by_field_and_limit(fields: dict[str, Any], message
         check(**fields)
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"min_p": 0.0, "repetition_penalty": 0.01, "presence_penalty": -2.0, "logit_bias": {0: -100.0}},
+        {"temperature": 100.0, "top_p": 1.0, "min_p": 1.0, "repetition_penalty": 10.0, "logit_bias": {63: 100.0}},
+    ],
+)
+def test_a_limit_itself_is_allowed_in_the_precision_it_travels_in(sampling: dict[str, Any]) -> None:
+    check(sampling=sampling)
+
+
 def test_a_missing_prompt_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="prompt: is missing"):
         check_request(pb.GenerateRequest(), OFFER)

@@ -1,0 +1,151 @@
+"""Random requests through all the services at once: right answers, refusals by name, nothing left behind.
+
+Each shard is a thousand requests in flight by the hundred, some of which leave early or run out of time.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from draft_service.proposers.base import Proposer
+from draft_service.proposers.draft_model import DraftModelProposer
+from engine.backends.toy_backend import LogitsOf, ToyEngine, hashed_logits
+from orchestrator.requests import check_request
+from orchestrator.server import OrchestratorSettings
+from orchestrator.session_handle import Deadline
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.serving.channels import open_channel
+from tandem.types import VerificationPolicy
+from tandem.vocabulary import Vocabulary
+from tests.identity.fuzz import MAX_CONTEXT, Drawn, RequestMaker
+from tests.identity.plain import answer_of, plain_tokens
+from tests.identity.proposers import Varying, random_drafts
+from tests.identity.streams import Streamed
+from tests.orchestrator.fakes import until
+from tests.orchestrator.services import Stack, all_services, ngram_draft
+
+NUM_REQUESTS = 1000
+NUM_AT_ONCE = 100
+SHARDS = [0, 1, *(pytest.param(shard, marks=pytest.mark.slow) for shard in range(2, 20))]
+PATIENT = OrchestratorSettings(draft_timeout_s=60.0)  # a busy machine is not a failed draft
+VOCABULARIES = (Vocabulary.toy(64), Vocabulary.toy(300))
+LOGITS = {vocabulary.vocab_size: hashed_logits(vocabulary.vocab_size, seed=3) for vocabulary in VOCABULARIES}
+
+
+def similar(vocabulary: Vocabulary) -> Proposer:
+    logits_of = hashed_logits(vocabulary.vocab_size, seed=3, blend=0.3)
+    return DraftModelProposer(_engine(vocabulary, logits_of), "similar", vocabulary.id_bytes_hash)
+
+
+PROPOSERS: tuple[Callable[[Vocabulary], Proposer], ...] = (
+    similar,
+    lambda vocabulary: Varying(similar(vocabulary)),
+    lambda vocabulary: random_drafts(vocabulary.vocab_size),
+    lambda _: ngram_draft(),
+)
+
+
+def _engine(vocabulary: Vocabulary, logits_of: LogitsOf) -> ToyEngine:
+    return ToyEngine(logits_of, vocabulary.vocab_size, max_context=MAX_CONTEXT, num_blocks=512)
+
+
+class Fuzz:
+    """One shard's requests against one stack; `outcomes` counts how they ended."""
+
+    def __init__(self, stack: Stack, generate: Any, vocabulary: Vocabulary) -> None:
+        self._stack = stack
+        self._generate = generate
+        self._vocabulary = vocabulary
+        self.outcomes: Counter[str] = Counter()
+
+    async def run(self, drawn: Drawn) -> None:
+        """Send it, read it, and compare it with what it must be."""
+        call = self._generate(drawn.request, timeout=drawn.timeout_s)
+        streamed = Streamed()
+        try:
+            has_ended = await streamed.read(call, drawn.num_chunks)
+            assert not drawn.bad_fields
+            self.outcomes["answered" if has_ended else "left"] += 1
+        except grpc.aio.AioRpcError as error:
+            self._check_refusal(drawn, error, streamed)
+        finally:
+            call.cancel()
+        if streamed.chunks:
+            await self._check_answer(drawn.request, streamed)
+
+    def _check_refusal(self, drawn: Drawn, error: grpc.aio.AioRpcError, streamed: Streamed) -> None:
+        """By a status with the name of a bad field, before anything was promised; or the client's own deadline."""
+        code, details = error.code().name, error.details() or ""
+        self.outcomes[code] += 1
+        if code == "DEADLINE_EXCEEDED":
+            assert drawn.timeout_s is not None
+            return
+        assert streamed.started is None
+        assert code == ("UNIMPLEMENTED" if "is not offered" in details else "INVALID_ARGUMENT"), details
+        assert any(details.startswith(name) for name in drawn.bad_fields), details
+
+    async def _check_answer(self, request: pb.GenerateRequest, streamed: Streamed) -> None:
+        """Against plain decoding where the policy promises the same tokens, else against its own tokens."""
+        assert streamed.started is not None
+        if streamed.complete is not None:
+            self.outcomes["fallback"] += streamed.complete.speculation.num_fallback_rounds
+        seeded = pb.GenerateRequest()
+        seeded.CopyFrom(request)
+        seeded.sampling.seed = streamed.started.seed
+        checked = check_request(seeded, await self._stack.servicer._offer(Deadline(None)))
+        is_plain = checked.num_draft_tokens == 0 or checked.spec.verification_policy in (
+            VerificationPolicy.GREEDY,
+            VerificationPolicy.COUPLED,
+        )
+        if is_plain:
+            self.outcomes["compared"] += 1
+            tokens = plain_tokens(checked.spec, LOGITS[self._vocabulary.vocab_size])
+        elif streamed.complete is not None:
+            tokens = iter(streamed.token_ids)
+        else:
+            return
+        expected = answer_of(tokens, checked.spec, self._vocabulary, checked.stops, checked.include_stop)
+        streamed.check(expected, self._vocabulary, checked.stops)
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_random_requests_are_answered_exactly_or_refused_by_name(
+    shard: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        vocabulary, make_proposer = VOCABULARIES[shard % 2], PROPOSERS[shard // 2 % 4]
+        maker = RequestMaker(shard, vocabulary, vocabulary.vocab_size)
+        engine = _engine(vocabulary, LOGITS[vocabulary.vocab_size])
+        async with (
+            all_services(lambda: make_proposer(vocabulary), engine, PATIENT, vocabulary=vocabulary) as stack,
+            open_channel(stack.client.address) as channel,
+        ):
+            generate: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(channel).Generate
+            fuzz = Fuzz(stack, generate, vocabulary)
+            requests = iter([maker.draw() for _ in range(NUM_REQUESTS)])
+
+            async def work() -> None:
+                for drawn in requests:
+                    try:
+                        await fuzz.run(drawn)
+                    except Exception as error:
+                        raise AssertionError(f"{type(error).__name__}: {error} at {drawn}") from error
+
+            await asyncio.gather(*(work() for _ in range(NUM_AT_ONCE)))
+            await stack.until_idle()
+            await until(lambda: stack.servicer._num_running == 0)
+            for link in (stack.target_link, stack.draft_link):
+                assert link is not None
+                assert link._waiting == {}
+        assert fuzz.outcomes["fallback"] == 0
+        for outcome in ("compared", "INVALID_ARGUMENT", "left", "DEADLINE_EXCEEDED"):
+            assert fuzz.outcomes[outcome] >= NUM_REQUESTS / 100, fuzz.outcomes
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
