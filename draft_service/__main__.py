@@ -5,10 +5,11 @@ import sys
 
 import grpc
 
+from draft_service.limits import DraftLimits
 from draft_service.proposers.base import Proposer
 from draft_service.proposers.registry import ProposerError, ProposerSettings, load_proposer, proposer_names
 from draft_service.server import SERVICE_NAME, DraftServicer
-from draft_service.service import DraftLimits, DraftService
+from draft_service.service import DraftService
 from engine.backends.base import EngineError
 from engine.backends.options import add_engine_arguments, engine_settings
 from tandem.defaults import MAX_DRAFT_TOKENS, MAX_SESSIONS

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import grpc
 
+from draft_service.limits import DraftLimits
 from draft_service.proposers.base import Proposer
 from draft_service.proposers.draft_model import DraftModelProposer
 from draft_service.proposers.ngram import NgramProposer
 from draft_service.server import DraftServicer
-from draft_service.service import DraftLimits, DraftService
+from draft_service.service import DraftService
 from engine.backends.toy_backend import LogitsOf, ToyEngine, hashed_logits
 from orchestrator.handshake import vocabulary_check
 from orchestrator.replica_api import DRAFT_API, TARGET_API
