@@ -74,16 +74,19 @@ def _server(address: str, register: Callable[[grpc.aio.Server], None]) -> tuple[
 class TargetReplica:
     """A target service that can be stopped and started again on its port."""
 
-    def __init__(self, engine: ToyEngine, limits: Limits | None = None) -> None:
+    def __init__(
+        self, engine: ToyEngine, limits: Limits | None = None, vocabulary: Vocabulary = VOCABULARY
+    ) -> None:
         self.engine = engine
         self.limits = limits or Limits()
         self.address = "127.0.0.1:0"
-        self.vocab_hash = VOCABULARY.id_bytes_hash
+        self.vocabulary = vocabulary  # the tokenizer's: without what pads the engine's output
         self.scheduler: Scheduler | None = None
 
     async def start(self) -> None:
         scheduler = self.scheduler = Scheduler(self.engine, self.limits, ComputeThread("target-compute"))
-        info = model_info(self.engine.capabilities, "toy", self.vocab_hash, self.limits.max_draft_tokens)
+        vocab_hash = self.vocabulary.id_bytes_hash
+        info = model_info(self.engine.capabilities, "toy", vocab_hash, self.limits.max_draft_tokens)
         servicer = TargetServicer(scheduler, info)
         self._server, self.address = _server(
             self.address, lambda server: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
@@ -114,9 +117,9 @@ class TargetReplica:
 class DraftReplica:
     """A draft service that can be stopped and started again on its port."""
 
-    def __init__(self, make_proposer: Callable[[], Proposer], max_draft_tokens: int = 16) -> None:
+    def __init__(self, make_proposer: Callable[[], Proposer], limits: DraftLimits | None = None) -> None:
         self._make_proposer = make_proposer
-        self._limits = DraftLimits(max_draft_tokens)
+        self._limits = limits or DraftLimits()
         self.address = "127.0.0.1:0"
         self.service: DraftService | None = None
 
@@ -176,20 +179,21 @@ async def orchestrating(
     target: TargetReplica, draft: DraftReplica | None, settings: OrchestratorSettings | None = None
 ) -> AsyncIterator[Stack]:
     """An orchestrator in front of running replicas, and a client of it."""
+    vocabulary = target.vocabulary
     target_link: TargetLink = ReplicaLink(
-        TARGET_API, target.address, vocabulary_check("target", target.address, VOCABULARY, "toy"), QUICK
+        TARGET_API, target.address, vocabulary_check("target", target.address, vocabulary, "toy"), QUICK
     )
     draft_link: DraftLink | None = None
     if draft is not None:
         draft_link = ReplicaLink(
-            DRAFT_API, draft.address, vocabulary_check("draft", draft.address, VOCABULARY, "toy"), QUICK
+            DRAFT_API, draft.address, vocabulary_check("draft", draft.address, vocabulary, "toy"), QUICK
         )
     links = [link for link in (target_link, draft_link) if link is not None]
     for link in links:
         link.start()
     for link in links:
         await link.wait_checked(10)
-    servicer = OrchestratorServicer(VOCABULARY, target_link, draft_link, settings or OrchestratorSettings())
+    servicer = OrchestratorServicer(vocabulary, target_link, draft_link, settings or OrchestratorSettings())
     server, address = _server(
         "127.0.0.1:0",
         lambda server: orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server),
@@ -206,16 +210,20 @@ async def orchestrating(
 
 @asynccontextmanager
 async def replicas(
-    make_proposer: Callable[[], Proposer] | None, engine: ToyEngine | None = None, limits: Limits | None = None
+    make_proposer: Callable[[], Proposer] | None,
+    engine: ToyEngine | None = None,
+    limits: Limits | None = None,
+    vocabulary: Vocabulary = VOCABULARY,
+    draft_limits: DraftLimits | None = None,
 ) -> AsyncIterator[tuple[TargetReplica, DraftReplica | None]]:
     """Running replicas, stopped at the end."""
     async with AsyncExitStack() as stack:
-        target = TargetReplica(engine or toy_engine(), limits)
+        target = TargetReplica(engine or toy_engine(), limits, vocabulary)
         await target.start()
         stack.push_async_callback(target.stop)
         draft = None
         if make_proposer is not None:
-            draft = DraftReplica(make_proposer)
+            draft = DraftReplica(make_proposer, draft_limits)
             await draft.start()
             stack.push_async_callback(draft.stop)
         yield target, draft
@@ -227,10 +235,12 @@ async def all_services(
     engine: ToyEngine | None = None,
     settings: OrchestratorSettings | None = None,
     limits: Limits | None = None,
+    vocabulary: Vocabulary = VOCABULARY,
+    draft_limits: DraftLimits | None = None,
 ) -> AsyncIterator[Stack]:
     """Target, draft (unless None) and orchestrator, with a client."""
     async with (
-        replicas(make_proposer, engine, limits) as (target, draft),
+        replicas(make_proposer, engine, limits, vocabulary, draft_limits) as (target, draft),
         orchestrating(target, draft, settings) as stack,
     ):
         yield stack
