@@ -1,6 +1,8 @@
 """What one draft replica serves and grants."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from enum import StrEnum
 
 from draft_service.proposers.base import ProposerCapabilities
 from tandem.defaults import MAX_DRAFT_TOKENS, MAX_SESSIONS
@@ -37,13 +39,8 @@ class Offer:
         """Raise ItemError or InvalidArgumentError, naming the limit, for a session that can never be served."""
         check_session(spec, _ANY_VOCABULARY, _ANY_CONTEXT)
         check_token_ids("prompt", spec.token_ids, self.vocab_size)
-        name, served = self.capabilities.name, self.capabilities.transports
-        if spec.draft_probs_transport not in served:
-            raise ItemError(
-                ErrorCode.UNIMPLEMENTED,
-                f"draft_probs_transport {spec.draft_probs_transport.value!r} is not served by proposer {name!r}; "
-                f"it serves: {', '.join(sorted(served))}",
-            )
+        self._check_served("verification_policy", spec.effective_policy, self.capabilities.policies)
+        self._check_served("draft_probs_transport", spec.draft_probs_transport, self.capabilities.transports)
         if self.max_draft_tokens(spec) < 1:
             raise ItemError(
                 ErrorCode.INVALID_ARGUMENT,
@@ -58,3 +55,12 @@ class Offer:
         if spec.uses_draft_probs and spec.draft_probs_transport is DraftProbsTransport.FULL:
             return min(most, self.limits.max_draft_probs_bytes // (_PROB_BYTES * self.vocab_size))
         return most
+
+    def _check_served(self, field: str, wanted: StrEnum, served: Collection[StrEnum]) -> None:
+        """ItemError UNIMPLEMENTED naming both for what the proposer does not do."""
+        if wanted not in served:
+            raise ItemError(
+                ErrorCode.UNIMPLEMENTED,
+                f"{field} {wanted.value!r} is not served by proposer {self.capabilities.name!r}; "
+                f"it serves: {', '.join(sorted(served))}",
+            )

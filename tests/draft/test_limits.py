@@ -79,5 +79,5 @@ def test_a_session_of_which_not_one_draft_fits_is_refused_naming_both_figures() 
 @pytest.mark.parametrize(("vocab_size", "expected"), [(152_064, 16), (262_144, 16), (300_000, 13), (1 << 22, 1)])
 def test_the_limit_as_it_is_grants_what_large_vocabularies_leave_room_for(vocab_size: int, expected: int) -> None:
     transports = frozenset(DraftProbsTransport)
-    capabilities = ProposerCapabilities("any", False, False, transports, ModelInfo(vocab_size=vocab_size))
+    capabilities = ProposerCapabilities("any", False, False, transports, model=ModelInfo(vocab_size=vocab_size))
     assert Offer(DraftLimits(), capabilities).max_draft_tokens(FULL) == expected
