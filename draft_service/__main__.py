@@ -5,10 +5,12 @@ import sys
 
 import grpc
 
+from draft_service.limits import DraftLimits
 from draft_service.proposers.base import Proposer
-from draft_service.proposers.registry import ProposerError, ProposerSettings, load_proposer, proposer_names
+from draft_service.proposers.kind import ProposerError, ProposerSettings
+from draft_service.proposers.registry import add_proposer_arguments, load_proposer
 from draft_service.server import SERVICE_NAME, DraftServicer
-from draft_service.service import DraftLimits, DraftService
+from draft_service.service import DraftService
 from engine.backends.base import EngineError
 from engine.backends.options import add_engine_arguments, engine_settings
 from tandem.defaults import MAX_DRAFT_TOKENS, MAX_SESSIONS
@@ -28,14 +30,12 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add_server_arguments(parser, "127.0.0.1:50052")
-    parser.add_argument("--proposer", default="ngram", help=f"one of: {', '.join(proposer_names())}")
-    parser.add_argument("--max-ngram-size", type=int, default=5, help="ngram: most tokens to match")
-    parser.add_argument("--min-ngram-size", type=int, default=1, help="ngram: fewest tokens to match")
+    add_proposer_arguments(parser)
     parser.add_argument(
         "--max-draft-tokens", type=positive_int, default=MAX_DRAFT_TOKENS, help="most drafts a round"
     )
     parser.add_argument("--max-sessions", type=positive_int, default=MAX_SESSIONS, help="most open sessions")
-    add_engine_arguments(parser)  # for draft_model
+    add_engine_arguments(parser)  # for proposers that have a model
     parser.set_defaults(model=None)
     return parser
 
@@ -49,10 +49,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _load(options: argparse.Namespace) -> tuple[Proposer, ComputeThread]:
     """The proposer, and the thread it was loaded on."""
     settings = ProposerSettings(
-        options.max_ngram_size,
-        options.min_ngram_size,
         options.max_sessions,
         engine_settings(options) if options.model or options.toy else None,
+        options,
     )
     compute = ComputeThread("draft-compute")
     return compute.run_blocking(load_proposer, options.proposer, settings), compute

@@ -33,7 +33,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         context: "_Context",  # noqa: ARG002
     ) -> pb.GetInfoResponse:
         """Handshake and load."""
-        what = self._service.capabilities
+        what = self._service.offer.capabilities
         return pb.GetInfoResponse(
             model=codec.model_info_to_proto(self._service.model_info),
             load=codec.load_to_proto(self._service.load),
@@ -53,15 +53,15 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             request_iterator,
             partial(_take, stream),
             stream.outbox,
+            _result_to_proto,
             self._response,
             is_settled=stream.is_settled,
             end=stream.end,
         )
 
-    def _response(self, results: list[Result]) -> pb.ProposeResponse:
+    def _response(self, results: list[pb.ProposeResult]) -> pb.ProposeResponse:
         """The results, with the load of the moment."""
-        load = codec.load_to_proto(self._service.load)
-        return pb.ProposeResponse(results=map(_result_to_proto, results), load=load)
+        return pb.ProposeResponse(results=results, load=codec.load_to_proto(self._service.load))
 
 
 def _take(

@@ -14,9 +14,9 @@ from functools import partial
 from itertools import count
 
 from draft_service.batcher import Answer, Batcher, WaitingRound
+from draft_service.limits import DraftLimits, Offer
 from draft_service.proposers.base import ProposeInput, Proposer, SessionKey
 from draft_service.sessions import Session, SessionTable, Step
-from tandem.defaults import MAX_DRAFT_TOKENS, MAX_SESSIONS
 from tandem.serving.compute import ComputeThread
 from tandem.serving.item_stream import Outbox
 from tandem.serving.items import Closed, Opened, answering, draining
@@ -30,19 +30,8 @@ from tandem.types import (
     SessionSpec,
     Stamp,
 )
-from tandem.validation import check_session, check_token_ids
 
 _log = logging.getLogger(__name__)
-_ANY_VOCABULARY = 2**32  # a token id is 32 bits on the wire
-_ANY_CONTEXT = 2**33  # the draft's own context refuses nobody: past its end it stops drafting
-
-
-@dataclass(frozen=True, slots=True)
-class DraftLimits:
-    """What the service grants."""
-
-    max_draft_tokens: int = MAX_DRAFT_TOKENS  # a round
-    max_sessions: int = MAX_SESSIONS  # of all streams together
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +47,8 @@ class DraftService:
     """All streams, the limits they share, the handshake and the load. Create it inside the event loop."""
 
     def __init__(self, proposer: Proposer, limits: DraftLimits, compute: ComputeThread) -> None:
-        self.limits = limits
-        self.capabilities = proposer.capabilities
-        self.vocab_size = self.capabilities.model.vocab_size or _ANY_VOCABULARY
-        self.batcher = Batcher(proposer, self.vocab_size, compute)
+        self.offer = Offer(limits, proposer.capabilities)
+        self.batcher = Batcher(proposer, self.offer.vocab_size, compute)
         self._num_stale = 0
         self._keys = count(1)
         self._streams: set[DraftStream] = set()
@@ -92,7 +79,7 @@ class DraftService:
     @property
     def model_info(self) -> ModelInfo:
         """The handshake; vocabulary size 0 and hash "" when any will do."""
-        model, limit = self.capabilities.model, self.limits.max_draft_tokens
+        model, limit = self.offer.capabilities.model, self.offer.limits.max_draft_tokens
         return replace(model, max_draft_tokens=limit, incarnation=self._incarnation)
 
     def open_stream(self) -> "DraftStream":
@@ -101,23 +88,11 @@ class DraftService:
         self._streams.add(stream)
         return stream
 
-    def check_spec(self, spec: SessionSpec) -> None:
-        """Raise ItemError or InvalidArgumentError for a session that this replica can never serve."""
-        check_session(spec, _ANY_VOCABULARY, _ANY_CONTEXT)
-        check_token_ids("prompt", spec.token_ids, self.vocab_size)
-        served = self.capabilities.transports
-        if spec.draft_probs_transport not in served:
-            raise ItemError(
-                ErrorCode.UNIMPLEMENTED,
-                f"draft_probs_transport {spec.draft_probs_transport.value!r} is not served by proposer "
-                f"{self.capabilities.name!r}; it serves: {', '.join(sorted(one.value for one in served))}",
-            )
-
     def check_room(self) -> None:
         """Raise ItemError NO_CAPACITY while no session can be opened."""
         if self._is_draining:
             raise draining()
-        if self.num_sessions >= self.limits.max_sessions:
+        if self.num_sessions >= self.offer.limits.max_sessions:
             raise ItemError(
                 ErrorCode.NO_CAPACITY, f"{self.num_sessions} sessions are open, the limit of this replica"
             )
@@ -176,7 +151,7 @@ class DraftStream:
 
     def open_session(self, stamp: Stamp, spec: SessionSpec) -> None:
         """Take a session up, or answer a repeat; an earlier epoch of it is freed."""
-        self._service.check_spec(spec)
+        self._service.offer.check(spec)
         if not self._table.is_open(stamp):
             self._service.forget(self._table.close(stamp))
             self._service.check_room()
@@ -189,7 +164,7 @@ class DraftStream:
         """Take a round up: go back to the stamp's tokens and queue for drafting; a repeat gets the recorded answer."""
         session = self._table.session_of(stamp)
         if stamp.round > session.round:
-            session.begin(stamp, step, self._service.vocab_size)
+            session.begin(stamp, step, self._service.offer.vocab_size)
             self._submit(session, stamp, num_draft_tokens, arrived_s, deadline_s)
         elif session.answer is not None:
             self.outbox.put(Result(stamp, session.answer))
@@ -213,7 +188,7 @@ class DraftStream:
         self, session: Session, stamp: Stamp, num_draft_tokens: int, arrived_s: float, deadline_s: float | None
     ) -> None:
         """Queue the round, unless no draft can be of use."""
-        num_drafts = session.num_draft_tokens(num_draft_tokens, self._service.limits.max_draft_tokens)
+        num_drafts = session.num_draft_tokens(num_draft_tokens, self._service.offer.max_draft_tokens(session.spec))
         if num_drafts == 0:
             self._deliver(session, stamp, Proposal(), ItemTiming())
             return

@@ -45,12 +45,11 @@ async def _target_info(channel: grpc.aio.Channel, timeout_s: float) -> ReplicaIn
 async def _draft_info(channel: grpc.aio.Channel, timeout_s: float) -> ReplicaInfo:
     stub = draft_pb2_grpc.DraftServiceStub(channel)
     answer = await stub.GetInfo(draft_pb2.GetInfoRequest(), timeout=timeout_s)
-    known = (number for number in answer.transports if number in codec.KNOWN_TRANSPORTS)
     return ReplicaInfo(
         codec.model_info_from_proto(answer.model),
         codec.load_from_proto(answer.load),
         answer.proposer,
-        frozenset(codec.transport_from_proto(number) for number in known),
+        codec.known_transports(answer.transports),
     )
 
 

@@ -17,13 +17,12 @@ import grpc
 
 from orchestrator.replica_api import ItemT, ReplicaApi, ReplicaInfo, ResultT
 from tandem import codec
+from tandem.serving.batches import batches_of
 from tandem.serving.channels import open_channel
-from tandem.types import Load
+from tandem.types import ItemError, Load
 
 _log = logging.getLogger(__name__)
 
-MAX_ITEMS_PER_MESSAGE = 256
-MAX_MESSAGE_BYTES = 1024 * 1024  # of more than one item; larger messages are slower than two
 _HANDSHAKE_TIMEOUT_S = 5.0
 _LOAD_TIMEOUT_S = 1.0
 _CLOSE_TIMEOUT_S = 2.0
@@ -114,9 +113,10 @@ class ReplicaLink(Generic[ItemT, ResultT]):
             raise LinkLostError(f"{self} is not reachable: {self._failure}") from None
 
     def request(self, item: ItemT) -> "asyncio.Future[ResultT]":
-        """Send an item; the future of its answer, which fails with LinkLostError. LinkLostError without a stream.
+        """Send an item; the future of its answer. LinkLostError without a stream.
 
-        Wait for it with `asyncio.wait`, never by cancelling it, and `forget` it when its answer is not wanted.
+        The future fails with LinkLostError, or with ItemError when no message can hold the item. Wait for it with
+        `asyncio.wait`, never by cancelling it, and `forget` it when its answer is not wanted.
         """
         self.send(item)
         future: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
@@ -217,7 +217,7 @@ class ReplicaLink(Generic[ItemT, ResultT]):
                     self.num_dropped_results += 1
 
     async def _write(self, call: Any) -> None:
-        """Write whatever has gathered, as one message if it fits, whenever there is something.
+        """Write whatever has gathered, in as few messages as hold it, whenever there is something.
 
         A stream that cannot be written is ended here, so that its reader learns of it.
         """
@@ -227,7 +227,9 @@ class ReplicaLink(Generic[ItemT, ResultT]):
                 await asyncio.sleep(0)  # let every session that is ready in this turn of the loop join the message
                 self._wake.clear()
                 while self._outgoing:
-                    await call.write(self.api.pack(self._next_batch()))
+                    outgoing, self._outgoing = self._outgoing, []
+                    for items in batches_of(outgoing, self._refuse):
+                        await call.write(self.api.pack(items))
                 if self._is_closing:
                     await call.done_writing()
                     return
@@ -237,23 +239,22 @@ class ReplicaLink(Generic[ItemT, ResultT]):
             _log.exception("%s: cannot write", self)
         call.cancel()
 
-    def _next_batch(self) -> list[ItemT]:
-        """The first items that fit one message, at least one."""
-        count, num_bytes = 0, 0
-        for item in self._outgoing[:MAX_ITEMS_PER_MESSAGE]:
-            num_bytes += item.ByteSize()
-            if count and num_bytes > MAX_MESSAGE_BYTES:
-                break
-            count += 1
-        batch, self._outgoing = self._outgoing[:count], self._outgoing[count:]
-        return batch
+    def _refuse(self, item: ItemT, error: ItemError) -> None:
+        """Answer an item that cannot be sent."""
+        future = self._waiting.pop(_key(item.stamp), None)
+        if future is not None:
+            _fail(future, error)
 
     def _fail_waiting(self) -> None:
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
-            if not future.done():
-                future.set_exception(LinkLostError(f"the stream to the {self} was lost"))
-                future.exception()  # whoever waited may be gone
+            _fail(future, LinkLostError(f"the stream to the {self} was lost"))
+
+
+def _fail(future: "asyncio.Future[ResultT]", error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # whoever waited may be gone
 
 
 def _key(stamp: Any) -> AnswerKey:

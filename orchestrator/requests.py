@@ -24,12 +24,14 @@ from tandem.vocabulary import Vocabulary, VocabularyError
 
 DEFAULT_MAX_TOKENS = 256
 _NUM_SAMPLE_INDICES = 2**32  # a noise counter's word
-_TRANSPORTS: Mapping[VerificationPolicy, DraftProbsTransport] = MappingProxyType(
+_RATIO_TEST_TRANSPORTS = (DraftProbsTransport.SPARSE, DraftProbsTransport.ONE_HOT, DraftProbsTransport.FULL)
+# What each policy can use; the first is taken unless the request says otherwise.
+_TRANSPORTS: Mapping[VerificationPolicy, tuple[DraftProbsTransport, ...]] = MappingProxyType(
     {
-        VerificationPolicy.GREEDY: DraftProbsTransport.ONE_HOT,
-        VerificationPolicy.COUPLED: DraftProbsTransport.COUPLED,
-        VerificationPolicy.REJECTION: DraftProbsTransport.SPARSE,
-        VerificationPolicy.BLOCK: DraftProbsTransport.SPARSE,
+        VerificationPolicy.GREEDY: (DraftProbsTransport.ONE_HOT,),
+        VerificationPolicy.COUPLED: (DraftProbsTransport.COUPLED, DraftProbsTransport.ONE_HOT),
+        VerificationPolicy.REJECTION: _RATIO_TEST_TRANSPORTS,
+        VerificationPolicy.BLOCK: _RATIO_TEST_TRANSPORTS,
     }
 )
 
@@ -80,7 +82,7 @@ def check_answers(request: pb.GenerateRequest, max_requests: int) -> range:
 def check_request(request: pb.GenerateRequest, offer: Offer) -> CheckedRequest:
     """The request with its defaults. Tokenises, so it may take a while: not for the event loop.
 
-    Raises InvalidArgumentError naming field and limit, ServiceError UNIMPLEMENTED for a reserved policy.
+    Raises InvalidArgumentError naming field and limit, ServiceError UNIMPLEMENTED for an unknown policy or transport.
     """
     if len(request.request_id) > MAX_REQUEST_ID_CHARS:
         raise InvalidArgumentError(
@@ -135,6 +137,7 @@ def _session_spec(request: pb.GenerateRequest, prompt: tuple[int, ...], offer: O
     )
     try:
         policy = sampling.choose_policy(codec.policy_from_proto(request.speculation.verification_policy))
+        asked_transport = codec.transport_from_proto(request.speculation.draft_probs_transport)
     except ItemError as error:
         raise ServiceError(grpc.StatusCode.UNIMPLEMENTED, f"speculation.{error.message}") from error
     room = offer.max_context - len(prompt)
@@ -148,7 +151,7 @@ def _session_spec(request: pb.GenerateRequest, prompt: tuple[int, ...], offer: O
         stop_token_ids=frozenset(stopping.stop_token_ids),
         eos_token_ids=frozenset() if stopping.ignore_eos else frozenset(offer.vocabulary.eos_token_ids),
         verification_policy=policy,
-        draft_probs_transport=_transport(policy, offer),
+        draft_probs_transport=_transport(asked_transport, policy, offer),
         logprobs=_logprobs(request),
     )
 
@@ -163,9 +166,19 @@ def _logprobs(request: pb.GenerateRequest) -> LogprobsOptions | None:
         raise ServiceError(grpc.StatusCode.UNIMPLEMENTED, error.message) from error
 
 
-def _transport(policy: VerificationPolicy, offer: Offer) -> DraftProbsTransport:
-    """How q travels under this policy: what suits it if the draft service offers that, else one-hot drafts."""
-    wanted = _TRANSPORTS[policy]
+def _transport(asked: DraftProbsTransport | None, policy: VerificationPolicy, offer: Offer) -> DraftProbsTransport:
+    """How q travels: as asked, else as suits the policy; one-hot drafts where the draft service cannot do that.
+
+    InvalidArgumentError, naming both, for a transport that the policy cannot use.
+    """
+    usable = _TRANSPORTS[policy]
+    if asked is not None and asked not in usable:
+        raise InvalidArgumentError(
+            "speculation.draft_probs_transport",
+            f"{asked.value!r} cannot be used under verification policy {policy.value!r}, which is what these sampling "
+            f"parameters and speculation.verification_policy give; it can use: {', '.join(usable)}",
+        )
+    wanted = asked or usable[0]
     return wanted if wanted in offer.draft_transports else DraftProbsTransport.ONE_HOT
 
 

@@ -184,6 +184,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             seed=spec.sampling.seed or 0,
             verification_policy=codec.policy_to_proto(spec.verification_policy),
             model_id=self._target.info.model.model_id,
+            draft_probs_transport=codec.transport_to_proto(spec.draft_probs_transport),
         )
         return pb.GenerateResponse(started=started)
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 from tandem import codec
 from tandem.client_errors import InvalidRequestError
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.types import LogprobsMode, VerificationPolicy
+from tandem.types import DraftProbsTransport, LogprobsMode, VerificationPolicy
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]
 EnumT = TypeVar("EnumT", bound=StrEnum)
@@ -40,6 +40,7 @@ class GenerateOptions(TypedDict, total=False):
     speculation: bool | None  # False: plain decoding
     num_draft_tokens: int | None  # most drafts a round; 0: none
     verification_policy: VerificationPolicy | str | None  # "greedy", "coupled", "rejection" or "block"
+    draft_probs_transport: DraftProbsTransport | str | None  # "one_hot", "coupled", "sparse" or "full"
     n: int | None  # answers, 1..16; default 1
     sample_index: int | None  # of the first answer; with the seed of several answers it gives one of them again
     request_id: str | None
@@ -76,6 +77,7 @@ _SPECULATION: dict[str, Callable[[Any], Any]] = {
     "speculation": bool,
     "num_draft_tokens": index,
     "verification_policy": lambda name: codec.policy_to_proto(_member(name, VerificationPolicy)),
+    "draft_probs_transport": lambda name: codec.transport_to_proto(_member(name, DraftProbsTransport)),
 }
 _PROTO_NAMES = {"speculation": "enabled", "top_logprobs": "num_top", "logprobs_mode": "mode"}
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tandem import codec
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.types import FinishReason, TokenLogprobs, VerificationPolicy
+from tandem.types import DraftProbsTransport, FinishReason, TokenLogprobs, VerificationPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ class GenerationResult:
     matched_stop: str | int | None  # the stop string, or the EOS or stop id, that ended it
     seed: int  # with the same request and sample index, gives the same answer again
     verification_policy: VerificationPolicy | None
+    draft_probs_transport: DraftProbsTransport | None  # how the draft's distribution reached the target
     num_prompt_tokens: int
     time_to_first_token_s: float
     generation_s: float  # from the first round's tokens to the last round's
@@ -119,6 +120,7 @@ class ResultFolder:
             matched_stop=getattr(complete, matched) if matched else None,
             seed=self._started.seed,
             verification_policy=codec.policy_from_proto(self._started.verification_policy),
+            draft_probs_transport=codec.transport_from_proto(self._started.draft_probs_transport),
             num_prompt_tokens=self._started.num_prompt_tokens,
             time_to_first_token_s=complete.usage.time_to_first_token_us / 1e6,
             generation_s=generation_s,

@@ -4,6 +4,7 @@
 reserved policy or transport, bytes that are not whole numbers.
 """
 
+from collections.abc import Iterable
 from types import MappingProxyType
 
 import numpy as np
@@ -12,6 +13,7 @@ from tandem.common.v1 import common_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2
 from tandem.target.v1 import target_pb2
 from tandem.types import (
+    MAX_DRAFT_PROBS_BYTES,
     MAX_SPARSE_ENTRIES,
     DraftProbs,
     DraftProbsTransport,
@@ -46,7 +48,6 @@ _TRANSPORTS = {
     pb.DRAFT_PROBS_TRANSPORT_SPARSE: DraftProbsTransport.SPARSE,
     pb.DRAFT_PROBS_TRANSPORT_FULL: DraftProbsTransport.FULL,
 }
-KNOWN_TRANSPORTS = frozenset(_TRANSPORTS)
 _TRANSPORT_NUMBERS = {transport: number for number, transport in _TRANSPORTS.items()}
 _LOGPROBS_MODES = {
     pb.LOGPROBS_MODE_UNSPECIFIED: LogprobsMode.RAW,
@@ -91,14 +92,21 @@ def transport_to_proto(transport: DraftProbsTransport) -> pb.DraftProbsTransport
     return _TRANSPORT_NUMBERS[transport]
 
 
-def transport_from_proto(number: pb.DraftProbsTransport.ValueType) -> DraftProbsTransport:
-    """ItemError UNIMPLEMENTED for one that is not offered."""
+def transport_from_proto(number: pb.DraftProbsTransport.ValueType) -> DraftProbsTransport | None:
+    """None when unspecified; ItemError UNIMPLEMENTED for one that is not offered."""
+    if number == pb.DRAFT_PROBS_TRANSPORT_UNSPECIFIED:
+        return None
     if number not in _TRANSPORTS:
         names = ", ".join(transport.value for transport in DraftProbsTransport)
         raise ItemError(
             ErrorCode.UNIMPLEMENTED, f"draft_probs_transport {number} is not offered; there are: {names}"
         )
     return _TRANSPORTS[number]
+
+
+def known_transports(numbers: Iterable[pb.DraftProbsTransport.ValueType]) -> frozenset[DraftProbsTransport]:
+    """Those that this build knows."""
+    return frozenset(_TRANSPORTS[number] for number in numbers if number in _TRANSPORTS)
 
 
 def sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
@@ -175,12 +183,15 @@ def session_to_proto(spec: SessionSpec) -> pb.OpenSession:
 
 
 def session_from_proto(message: pb.OpenSession) -> SessionSpec:
-    """ItemError INVALID_ARGUMENT when the policy or the seed is missing."""
+    """ItemError INVALID_ARGUMENT when the policy, the transport or the seed is missing."""
     policy = policy_from_proto(message.verification_policy)
     if policy is None:
         raise ItemError(ErrorCode.INVALID_ARGUMENT, "open.verification_policy: must be set between services")
     if not message.sampling.HasField("seed"):
         raise ItemError(ErrorCode.INVALID_ARGUMENT, "open.sampling.seed: must be set between services")
+    transport = transport_from_proto(message.draft_probs_transport)
+    if transport is None:
+        raise ItemError(ErrorCode.INVALID_ARGUMENT, "open.draft_probs_transport: must be set between services")
     return SessionSpec(
         token_ids=tuple(message.token_ids),
         prompt_len=message.prompt_len,
@@ -190,7 +201,7 @@ def session_from_proto(message: pb.OpenSession) -> SessionSpec:
         stop_token_ids=frozenset(message.stop_token_ids),
         eos_token_ids=frozenset(message.eos_token_ids),
         verification_policy=policy,
-        draft_probs_transport=transport_from_proto(message.draft_probs_transport),
+        draft_probs_transport=transport,
         sample_index=message.sample_index,
         logprobs=logprobs_options_from_proto(message.logprobs) if message.HasField("logprobs") else None,
     )
@@ -239,6 +250,12 @@ def proposal_from_proto(message: pb.Proposal) -> Proposal:
         raise ItemError(
             ErrorCode.INVALID_ARGUMENT,
             f"proposal.draft_probs: {len(message.draft_probs)} entries for {len(message.draft_token_ids)} drafts",
+        )
+    num_bytes = sum(len(entry.token_ids_u32) + len(entry.probs_f32) for entry in message.draft_probs)
+    if num_bytes > MAX_DRAFT_PROBS_BYTES:
+        raise ItemError(
+            ErrorCode.INVALID_ARGUMENT,
+            f"proposal.draft_probs: {num_bytes} bytes are more than the limit of {MAX_DRAFT_PROBS_BYTES} of a proposal",
         )
     probs = tuple(_draft_probs_from_proto(index, entry) for index, entry in enumerate(message.draft_probs))
     return Proposal(tuple(message.draft_token_ids), probs)

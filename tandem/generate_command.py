@@ -47,7 +47,13 @@ def generate(
     speculation: Annotated[bool, typer.Option(help="Use drafts.")] = True,
     verification_policy: Annotated[
         str | None,
-        typer.Option(help="coupled (default when sampling) or rejection; greedy at temperature 0."),
+        typer.Option(help="coupled (default when sampling), rejection or block; greedy at temperature 0."),
+    ] = None,
+    draft_probs_transport: Annotated[
+        str | None,
+        typer.Option(
+            help="How the draft's probabilities travel: sparse (default), one_hot or full for rejection and block."
+        ),
     ] = None,
     logprobs: Annotated[
         int | None,
@@ -95,6 +101,7 @@ def generate(
         logprobs_mode=logprobs_mode,
         speculation=speculation,
         verification_policy=verification_policy,
+        draft_probs_transport=draft_probs_transport,
         num_draft_tokens=num_draft_tokens if _is_given(context, "num_draft_tokens") else None,
     )
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -190,6 +197,7 @@ def describe(result: GenerationResult) -> str:
             f"generation tokens/s     {speed}",
             f"time to first token     {result.time_to_first_token_s * 1000:.0f} ms",
             f"fallback rounds         {figures.num_fallback_rounds}",
+            f"policy                  {result.verification_policy} (q: {result.draft_probs_transport})",
             f"seed                    {result.seed}",
             f"sample index            {result.sample_index}",
         ]

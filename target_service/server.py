@@ -57,6 +57,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             request_iterator,
             partial(self._take, stream_id),
             outbox,
+            result_to_proto,
             self._response,
             is_settled=partial(self._scheduler.table.is_settled, stream_id),
             end=partial(self._scheduler.end_stream, stream_id),
@@ -85,10 +86,9 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
                     raise ItemError(ErrorCode.INVALID_ARGUMENT, "item.op: must be open, verify or close")
         self._scheduler.wake()
 
-    def _response(self, answers: list[Answer]) -> target_pb2.VerifyResponse:
-        """The answers, with the load of the moment."""
-        load = codec.load_to_proto(self._scheduler.table.load())
-        return target_pb2.VerifyResponse(results=map(result_to_proto, answers), load=load)
+    def _response(self, results: list[target_pb2.VerifyResult]) -> target_pb2.VerifyResponse:
+        """The results, with the load of the moment."""
+        return target_pb2.VerifyResponse(results=results, load=codec.load_to_proto(self._scheduler.table.load()))
 
 
 def result_to_proto(answer: Answer) -> target_pb2.VerifyResult:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NewType, Protocol
 
 from engine.backends.base import KvUsage
-from tandem.types import DraftProbsTransport, ModelInfo, Proposal, SessionSpec
+from tandem.types import DraftProbsTransport, ModelInfo, Proposal, SessionSpec, VerificationPolicy
 
 SessionKey = NewType("SessionKey", int)  # one opening of one session; never used again after `forget`
 
@@ -21,6 +21,7 @@ class ProposerCapabilities:
     graph_safe: bool  # its steps can be captured: no per-step state is assembled on the host
     needs_hidden_states: bool  # of the target; refused until the wire carries them
     transports: frozenset[DraftProbsTransport]  # how it can send q
+    policies: frozenset[VerificationPolicy] = frozenset(VerificationPolicy)  # sessions it drafts for
     model: ModelInfo = field(default_factory=ModelInfo)  # of no model: any vocabulary and context will do
 
 

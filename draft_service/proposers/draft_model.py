@@ -14,6 +14,7 @@ import torch
 
 from draft_service.proposers.base import ProposeInput, ProposerCapabilities, SessionKey
 from draft_service.proposers.draft_kv import DraftKv
+from draft_service.proposers.kind import ProposerError, ProposerSettings
 from engine.backends.base import (
     KvUsage,
     OutOfBlocksError,
@@ -21,6 +22,7 @@ from engine.backends.base import (
     SpeculativeEngine,
     require_speculation,
 )
+from engine.backends.registry import load_engine
 from engine.sampling.draft_sampler import sample_drafts
 from engine.sampling.processors import argmax_decides
 from engine.sampling.rows import Row
@@ -80,7 +82,7 @@ class DraftModelProposer:
         `rejection`.
         """
         require_speculation(engine.capabilities)
-        self._num_token_ids = num_token_ids or engine.capabilities.vocab_size
+        self.num_token_ids = num_token_ids or engine.capabilities.vocab_size
         self._engine = engine
         self._model_id = model_id
         self._vocab_hash = vocab_hash
@@ -143,14 +145,14 @@ class DraftModelProposer:
             # int64 [A]
             argmax = self._step(active, protected, chunks, 1, self._engine.forward_per_position_argmax)
             token_ids = [] if argmax is None else argmax.tolist()
-            token_ids = [token_id if token_id < self._num_token_ids else -1 for token_id in token_ids]
+            token_ids = [token_id if token_id < self.num_token_ids else -1 for token_id in token_ids]
             draft_probs = [None] * len(token_ids)
         else:
             # [A, V]
             logits = self._step(active, protected, chunks, 1, self._engine.forward_per_position_logits)
             rows = [draft.next_row for draft in active]
             token_ids, draft_probs = (
-                ([], []) if logits is None else sample_drafts(logits[:, : self._num_token_ids], rows)
+                ([], []) if logits is None else sample_drafts(logits[:, : self.num_token_ids], rows)
             )
         for draft, token_id, probs in zip(active, token_ids, draft_probs, strict=True):
             if token_id < 0:  # nothing to draft: padding, or logits that are not finite
@@ -190,3 +192,22 @@ class DraftModelProposer:
                 del draft.pending[: len(fed)]
             return result
         return None
+
+
+def load_draft_model(settings: ProposerSettings) -> DraftModelProposer:
+    """Load the model that was named; ProposerError without one, and when a step has no room for every session."""
+    if settings.engine is None:
+        raise ProposerError("needs a model: name one with --model")
+    if settings.max_sessions > settings.engine.max_step_tokens:
+        raise ProposerError(
+            f"max_sessions {settings.max_sessions} is more than max_step_tokens {settings.engine.max_step_tokens}, "
+            "and a step drafts a token for every session"
+        )
+    loaded = load_engine(settings.engine)
+    return DraftModelProposer(
+        loaded.engine,
+        loaded.model_id,
+        loaded.vocabulary.id_bytes_hash,
+        settings.engine.max_step_tokens,
+        loaded.vocabulary.vocab_size,
+    )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from draft_service.proposers.base import ProposeInput, ProposerCapabilities, SessionKey
+from draft_service.proposers.kind import OptionGroup, ProposerError, ProposerKind, ProposerSettings
 from engine.backends.base import KvUsage
 from tandem.prompt_lookup import PromptLookup
 from tandem.types import DraftProbsTransport, Proposal
@@ -35,3 +36,19 @@ class NgramProposer:
     def kv_usage(self) -> KvUsage | None:
         """No model, no memory."""
         return None
+
+
+def add_options(group: OptionGroup) -> None:
+    """Add --max-ngram-size and --min-ngram-size."""
+    group.add_argument("--max-ngram-size", type=int, default=5, help="most tokens to match")
+    group.add_argument("--min-ngram-size", type=int, default=1, help="fewest tokens to match")
+
+
+def load_ngram(settings: ProposerSettings) -> NgramProposer:
+    """Needs no model, and refuses one."""
+    if settings.engine is not None:
+        raise ProposerError("uses no model, so --model and --toy mean nothing to it; 'draft_model' uses one")
+    return NgramProposer(PromptLookup(settings.options.max_ngram_size, settings.options.min_ngram_size))
+
+
+KIND = ProposerKind(load_ngram, add_options)

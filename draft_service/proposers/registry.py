@@ -1,75 +1,38 @@
-"""Proposers by name. A new one is its own file plus one line in `_FACTORIES` (or one `register_proposer` call)."""
+"""Proposers by name. A new one is its own file, options and all, and a line in `_KINDS` (or `register_proposer`)."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import argparse
 
+from draft_service.proposers import ngram, synthetic
 from draft_service.proposers.base import Proposer
-from draft_service.proposers.ngram import NgramProposer
-from engine.backends.settings import EngineSettings
-from tandem.defaults import MAX_SESSIONS
-from tandem.prompt_lookup import PromptLookup
+from draft_service.proposers.kind import ProposerError, ProposerKind, ProposerSettings
 
 
-class ProposerError(Exception):
-    """A proposer that cannot be started; the message names it, the limit, and what there is instead."""
+def _load_draft_model(settings: ProposerSettings) -> Proposer:
+    from draft_service.proposers.draft_model import load_draft_model  # torch, only for who needs it
+
+    return load_draft_model(settings)
 
 
-@dataclass(frozen=True, slots=True)
-class ProposerSettings:
-    """What users configure; each factory reads its own part."""
-
-    max_ngram_size: int = 5
-    min_ngram_size: int = 1
-    max_sessions: int = MAX_SESSIONS
-    engine: EngineSettings | None = None  # None: no model was named
+_KINDS = {"ngram": ngram.KIND, "draft_model": ProposerKind(_load_draft_model), "synthetic": synthetic.KIND}
 
 
-ProposerFactory = Callable[[ProposerSettings], Proposer]
-
-
-def _ngram(settings: ProposerSettings) -> Proposer:
-    if settings.engine is not None:
-        raise ProposerError("proposer 'ngram' uses no model: --model and --toy are for 'draft_model'")
-    try:
-        return NgramProposer(PromptLookup(settings.max_ngram_size, settings.min_ngram_size))
-    except ValueError as error:
-        raise ProposerError(f"proposer 'ngram': {error}") from error
-
-
-def _draft_model(settings: ProposerSettings) -> Proposer:
-    from draft_service.proposers.draft_model import DraftModelProposer  # torch, only for who needs it
-    from engine.backends.registry import load_engine
-
-    if settings.engine is None:
-        raise ProposerError("proposer 'draft_model' needs a model: name one with --model")
-    if settings.max_sessions > settings.engine.max_step_tokens:
-        raise ProposerError(
-            f"proposer 'draft_model': max_sessions {settings.max_sessions} is more than max_step_tokens "
-            f"{settings.engine.max_step_tokens}, and a step drafts a token for every session"
-        )
-    loaded = load_engine(settings.engine)
-    return DraftModelProposer(
-        loaded.engine,
-        loaded.model_id,
-        loaded.vocabulary.id_bytes_hash,
-        settings.engine.max_step_tokens,
-        loaded.vocabulary.vocab_size,
-    )
-
-
-_FACTORIES: dict[str, ProposerFactory] = {"ngram": _ngram, "draft_model": _draft_model}
-
-
-def register_proposer(name: str, factory: ProposerFactory) -> None:
+def register_proposer(name: str, kind: ProposerKind) -> None:
     """Offer a proposer under a new name; ValueError when the name is taken."""
-    if name in _FACTORIES:
+    if name in _KINDS:
         raise ValueError(f"proposer {name!r} is registered already")
-    _FACTORIES[name] = factory
+    _KINDS[name] = kind
 
 
 def proposer_names() -> list[str]:
     """Every registered name, sorted."""
-    return sorted(_FACTORIES)
+    return sorted(_KINDS)
+
+
+def add_proposer_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --proposer, and each proposer's own options."""
+    parser.add_argument("--proposer", default="ngram", help=f"one of: {', '.join(proposer_names())}")
+    for name in proposer_names():
+        _KINDS[name].add_options(parser.add_argument_group(f"proposer {name}"))
 
 
 def load_proposer(name: str, settings: ProposerSettings) -> Proposer:
@@ -79,9 +42,12 @@ def load_proposer(name: str, settings: ProposerSettings) -> Proposer:
         ProposerError: an unknown name, one that this service cannot feed, or contradicting settings.
         EngineError and what else `load_engine` raises: a model that cannot be used.
     """
-    if name not in _FACTORIES:
+    if name not in _KINDS:
         raise ProposerError(f"unknown proposer {name!r}; there are: {', '.join(proposer_names())}")
-    proposer = _FACTORIES[name](settings)
+    try:
+        proposer = _KINDS[name].load(settings)
+    except (ProposerError, ValueError) as error:
+        raise ProposerError(f"proposer {name!r}: {error}") from error
     if proposer.capabilities.needs_hidden_states:
         raise ProposerError(
             f"proposer {name!r} needs hidden states of the target, which do not travel between the services; "

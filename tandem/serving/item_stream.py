@@ -1,15 +1,22 @@
 """The serving side of a multiplexed stream: many sessions' items in, batches of results out."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
+from google.protobuf.message import Message
+
 from tandem import codec
-from tandem.types import Stamp
+from tandem.serving.batches import batches_of
+from tandem.types import ItemError, Stamp
+
+_log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 ResponseT = TypeVar("ResponseT")
+MessageT = TypeVar("MessageT", bound=Message)
 
 # Applies one item: the item, its stamp, when it arrived, and its deadline if it has one, on the event loop's clock.
 Take = Callable[[Any, Stamp, float, float | None], None]
@@ -56,17 +63,20 @@ async def serve_items(
     requests: AsyncIterator[Any],
     take: Take,
     outbox: Outbox[ResultT],
-    to_response: Callable[[list[ResultT]], ResponseT],
+    to_message: Callable[[ResultT], MessageT],
+    to_response: Callable[[list[MessageT]], ResponseT],
     *,
     is_settled: Callable[[], bool],
     end: Callable[[], None],
 ) -> AsyncGenerator[ResponseT, None]:
     """Take the items of `requests` and yield responses until the outbox is closed; then `end` frees the sessions.
 
+    Results that gather travel together as far as one message holds them.
     A peer that sends no more still gets every answer, then the end. A fault of reading is raised after those
     answers, so that the call ends with its status; a fault of one item is its answer, and `take` raises none.
 
     Args:
+        to_message: the result as it travels; it has a field `error`, which takes the place of what is too large.
         is_settled: whether every item has its answer; the answer that makes it true is in the outbox.
     """
 
@@ -79,7 +89,8 @@ async def serve_items(
     try:
         async with aclosing(outbox.batches()) as batches:
             async for results in batches:
-                yield to_response(results)
+                for messages in batches_of(map(to_message, results), _with_error):
+                    yield to_response(messages)
                 close_when_settled()
         if reader.done():
             reader.result()
@@ -87,6 +98,15 @@ async def serve_items(
         reader.cancel()
         end()
         await asyncio.gather(reader, return_exceptions=True)
+
+
+def _with_error(message: Any, error: ItemError) -> Any:
+    """The result's message with the error as its outcome."""
+    _log.error(
+        "session %d round %d: the answer cannot be sent: %s", message.stamp.session_id, message.stamp.round, error
+    )
+    message.error.CopyFrom(codec.error_to_proto(error))
+    return message
 
 
 async def _read(requests: AsyncIterator[Any], take: Take) -> None:

@@ -14,10 +14,14 @@ from tandem.serving.errors import LifecycleInterceptor
 
 
 def started() -> pb.GenerateResponse:
-    policy = common_pb2.VERIFICATION_POLICY_COUPLED
     return pb.GenerateResponse(
         started=pb.GenerateStarted(
-            request_id="r", num_prompt_tokens=3, seed=2**64 - 1, verification_policy=policy, model_id="m"
+            request_id="r",
+            num_prompt_tokens=3,
+            seed=2**64 - 1,
+            verification_policy=common_pb2.VERIFICATION_POLICY_BLOCK,
+            model_id="m",
+            draft_probs_transport=common_pb2.DRAFT_PROBS_TRANSPORT_FULL,
         )
     )
 

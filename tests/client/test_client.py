@@ -23,7 +23,7 @@ from tandem.client import (
 )
 from tandem.serving.channels import AddressError
 from tandem.serving.errors import ServiceError
-from tandem.types import FinishReason, TokenLogprobs, VerificationPolicy
+from tandem.types import DraftProbsTransport, FinishReason, TokenLogprobs, VerificationPolicy
 from tests.client.scripted_server import FULL, ScriptedServicer, chunk, complete, serving, started
 from tests.orchestrator.fakes import until
 
@@ -55,7 +55,8 @@ def test_a_result_holds_everything_that_was_streamed(kind: str) -> None:
             result = await complete_with(kind, address)
         assert (result.text, result.token_ids) == ("abc", (1, 2, 3, 4))
         assert (result.request_id, result.model_id, result.seed) == ("r", "m", 2**64 - 1)
-        assert result.verification_policy is VerificationPolicy.COUPLED
+        assert result.verification_policy is VerificationPolicy.BLOCK
+        assert result.draft_probs_transport is DraftProbsTransport.FULL
         assert (result.finish_reason, result.matched_stop) == (FinishReason.STOP, "end")
         assert (result.num_prompt_tokens, result.num_completion_tokens) == (3, 4)
         assert result.time_to_first_token_s == 0.0015

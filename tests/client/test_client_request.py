@@ -63,6 +63,7 @@ def test_every_option_has_its_field() -> None:
         ignore_eos=True,
         include_stop_in_output=True,
         verification_policy="rejection",
+        draft_probs_transport="full",
         n=3,
         sample_index=5,
         request_id="mine",
@@ -77,6 +78,7 @@ def test_every_option_has_its_field() -> None:
     assert stopping.ignore_eos
     assert stopping.include_stop_in_output
     assert request.speculation.verification_policy == common_pb2.VERIFICATION_POLICY_REJECTION
+    assert request.speculation.draft_probs_transport == common_pb2.DRAFT_PROBS_TRANSPORT_FULL
     assert request.request_id == "mine"
     assert (request.n, request.sample_index) == (3, 5)
     assert list(build_request("hi", stop=["x", "y"]).stopping.stop) == ["x", "y"]
@@ -97,6 +99,7 @@ def test_every_option_has_its_field() -> None:
         ("hi", {"n": -1}, "n"),
         ("hi", {"n": 1.5}, "n"),
         ("hi", {"sample_index": 2**32}, "sample_index"),
+        ("hi", {"draft_probs_transport": "foo"}, "draft_probs_transport: 'foo' is not offered; there are: one_hot"),
         ([-1], {}, "prompt"),
         ([1, "x"], {}, "prompt"),
         ("\ud800", {}, "prompt"),

@@ -16,7 +16,7 @@ from draft_service.__main__ import main
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--proposer", "eagle"], "unknown proposer 'eagle'; there are: draft_model, ngram"),
+        (["--proposer", "eagle"], "unknown proposer 'eagle'; there are: draft_model, ngram, synthetic"),
         (["--min-ngram-size", "4", "--max-ngram-size", "3"], "min_ngram_size 4 is more than max_ngram_size 3"),
         (["--address", "0.0.0.0:0"], "pass --insecure"),
         (["--address", "nowhere"], "HOST:PORT"),
@@ -25,8 +25,13 @@ from draft_service.__main__ import main
             ["--proposer", "draft_model", "--max-sessions", "9", "--max-step-tokens", "8", "--model", "x"],
             "step_tokens 8",
         ),
+        (["--proposer", "synthetic", "--model", "x"], "proposer 'synthetic': needs --acceptance-rates, e.g. 0.9"),
+        (
+            ["--proposer", "synthetic", "--acceptance-rates", "1"],
+            "'synthetic': needs a model: name one with --model",
+        ),
         (["--proposer", "draft_model"], "needs a model: name one with --model"),
-        (["--model", "smollm2-135m"], "proposer 'ngram' uses no model"),
+        (["--model", "smollm2-135m"], "proposer 'ngram': uses no model"),
     ],
 )
 def test_what_cannot_start_says_so_in_one_line_and_exits_with_2(

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from draft_service.limits import DraftLimits
 from draft_service.proposers.base import Proposer
 from draft_service.server import DraftServicer
-from draft_service.service import DraftLimits, DraftService
+from draft_service.service import DraftService
 from tandem import codec
 from tandem.draft.v1 import draft_pb2 as pb
 from tandem.draft.v1.draft_pb2_grpc import DraftServiceStub, add_DraftServiceServicer_to_server

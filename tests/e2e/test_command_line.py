@@ -112,6 +112,15 @@ def test_logprobs_are_a_line_a_token_on_standard_error(addresses: dict[str, str]
         assert likeliest[1::2] == [f"{value:.4f}" for value in entry.top_logprobs]
 
 
+@pytest.mark.parametrize("policy", ["rejection", "block"])
+def test_a_policy_and_a_transport_are_chosen_by_name(addresses: dict[str, str], policy: str) -> None:
+    options = ["--verification-policy", policy, "--max-tokens", "8", "--ignore-eos", "--stats"]
+    for given, used in (([], "sparse"), (["--draft-probs-transport", "full"], "full")):
+        answer = tandem("generate", "hello", "--address", addresses["orchestrator"], *options, *given)
+        assert f"policy                  {policy} (q: {used})" in answer.stderr
+        assert "acceptance rate         100.0%" in answer.stderr
+
+
 def test_ctrl_c_frees_both_services_sessions_within_a_round(addresses: dict[str, str]) -> None:
     command = [sys.executable, "-m", "tandem", "generate", "endless", "--address", addresses["orchestrator"]]
     process = subprocess.Popen(
@@ -149,6 +158,8 @@ def test_ctrl_c_frees_both_services_sessions_within_a_round(addresses: dict[str,
         ),
         (["--logprobs", "21"], "logprobs.num_top: 21 is outside [0, 20]"),
         (["--logprobs-mode", "raw"], "logprobs_mode: needs logprobs=True"),
+        (["--draft-probs-transport", "fax"], "draft_probs_transport: 'fax' is not offered"),
+        (["--draft-probs-transport", "full"], "'full' cannot be used under verification policy 'coupled'"),
         (["--stop", ""], "stopping.stop[0]: a stop string must have at least 1 character"),
     ],
 )

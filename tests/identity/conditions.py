@@ -185,7 +185,7 @@ async def _running(
         for replica in (target, draft):
             if weather is not None and replica is not None:
                 await exits.enter_async_context(behind_weather(replica, weather))
-        async with orchestrating(target, draft, settings, model.vocabulary) as stack:
+        async with orchestrating(target, draft, settings) as stack:
             yield stack
         await stack.until_idle()  # the orchestrator has gone: not even a close that was lost leaves anything behind
 

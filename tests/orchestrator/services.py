@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import grpc
 
+from draft_service.limits import DraftLimits
 from draft_service.proposers.base import Proposer
 from draft_service.proposers.draft_model import DraftModelProposer
 from draft_service.proposers.ngram import NgramProposer
 from draft_service.server import DraftServicer
-from draft_service.service import DraftLimits, DraftService
+from draft_service.service import DraftService
 from engine.backends.base import SpeculativeEngine
 from engine.backends.toy_backend import LogitsOf, ToyEngine, hashed_logits
 from orchestrator.handshake import vocabulary_check
@@ -81,12 +82,13 @@ class TargetReplica:
         self.engine = engine
         self.limits = limits or Limits()
         self.address = "127.0.0.1:0"
-        self.vocab_hash = vocabulary.id_bytes_hash
+        self.vocabulary = vocabulary  # the tokenizer's: without what pads the engine's output
         self.scheduler: Scheduler | None = None
 
     async def start(self) -> None:
         scheduler = self.scheduler = Scheduler(self.engine, self.limits, ComputeThread("target-compute"))
-        info = model_info(self.engine.capabilities, "toy", self.vocab_hash, self.limits.max_draft_tokens)
+        vocab_hash = self.vocabulary.id_bytes_hash
+        info = model_info(self.engine.capabilities, "toy", vocab_hash, self.limits.max_draft_tokens)
         servicer = TargetServicer(scheduler, info)
         self._server, self.address = _server(
             self.address, lambda server: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
@@ -117,9 +119,9 @@ class TargetReplica:
 class DraftReplica:
     """A draft service that can be stopped and started again on its port."""
 
-    def __init__(self, make_proposer: Callable[[], Proposer], max_draft_tokens: int = 16) -> None:
+    def __init__(self, make_proposer: Callable[[], Proposer], limits: DraftLimits | None = None) -> None:
         self._make_proposer = make_proposer
-        self._limits = DraftLimits(max_draft_tokens)
+        self._limits = limits or DraftLimits()
         self.address = "127.0.0.1:0"
         self.service: DraftService | None = None
 
@@ -190,12 +192,10 @@ class Stack:
 
 @asynccontextmanager
 async def orchestrating(
-    target: TargetReplica,
-    draft: DraftReplica | None,
-    settings: OrchestratorSettings | None = None,
-    vocabulary: Vocabulary = VOCABULARY,
+    target: TargetReplica, draft: DraftReplica | None, settings: OrchestratorSettings | None = None
 ) -> AsyncIterator[Stack]:
     """An orchestrator in front of running replicas, and a client of it."""
+    vocabulary = target.vocabulary
     target_link: TargetLink = ReplicaLink(
         TARGET_API, target.address, vocabulary_check("target", target.address, vocabulary, "toy"), QUICK
     )
@@ -230,6 +230,7 @@ async def replicas(
     engine: SpeculativeEngine | None = None,
     limits: Limits | None = None,
     vocabulary: Vocabulary = VOCABULARY,
+    draft_limits: DraftLimits | None = None,
 ) -> AsyncIterator[tuple[TargetReplica, DraftReplica | None]]:
     """Running replicas, stopped at the end."""
     async with AsyncExitStack() as stack:
@@ -238,7 +239,7 @@ async def replicas(
         stack.push_async_callback(target.stop)
         draft = None
         if make_proposer is not None:
-            draft = DraftReplica(make_proposer)
+            draft = DraftReplica(make_proposer, draft_limits)
             await draft.start()
             stack.push_async_callback(draft.stop)
         yield target, draft
@@ -251,11 +252,12 @@ async def all_services(
     settings: OrchestratorSettings | None = None,
     limits: Limits | None = None,
     vocabulary: Vocabulary = VOCABULARY,
+    draft_limits: DraftLimits | None = None,
 ) -> AsyncIterator[Stack]:
     """Target, draft (unless None) and orchestrator, with a client."""
     async with (
-        replicas(make_proposer, engine, limits, vocabulary) as (target, draft),
-        orchestrating(target, draft, settings, vocabulary) as stack,
+        replicas(make_proposer, engine, limits, vocabulary, draft_limits) as (target, draft),
+        orchestrating(target, draft, settings) as stack,
     ):
         yield stack
 

@@ -21,7 +21,7 @@ COUPLED: dict[str, Any] = {"temperature": 0.9, "seed": 5}
 async def stormy(seed: int, severity: float) -> AsyncIterator[Stack]:
     """All services, with weather on both links of the orchestrator."""
     weather = Storm(seed, severity)
-    settings = OrchestratorSettings(draft_timeout_s=0.05, target_patience=TargetPatience(answer_s=0.15))
+    settings = OrchestratorSettings(draft_timeout_s=0.15, target_patience=TargetPatience(answer_s=0.5))
     async with (
         replicas(similar_draft) as (target, draft),
         behind_weather(target, weather),

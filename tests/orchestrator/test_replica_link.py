@@ -8,13 +8,14 @@ from typing import Any
 import grpc
 import pytest
 
-from orchestrator import replica_link
 from orchestrator.replica_api import TARGET_API, ReplicaInfo
 from orchestrator.replica_link import Backoff, HandshakeError, LinkLostError, ReplicaLink
 from orchestrator.server import TargetLink
 from tandem.common.v1 import common_pb2
+from tandem.serving import batches
 from tandem.target.v1 import target_pb2 as pb
 from tandem.target.v1 import target_pb2_grpc
+from tandem.types import ItemError
 from tests.orchestrator.fakes import until
 
 Answers = Callable[[list[pb.VerifyItem]], list[pb.VerifyResult]]
@@ -106,8 +107,8 @@ def test_items_of_one_turn_travel_in_one_message_and_each_gets_its_own_answer() 
 
 
 def test_messages_are_bounded_in_items_and_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_link, "MAX_ITEMS_PER_MESSAGE", 8)
-    monkeypatch.setattr(replica_link, "MAX_MESSAGE_BYTES", 200)
+    monkeypatch.setattr(batches, "MAX_BATCH_ITEMS", 8)
+    monkeypatch.setattr(batches, "MAX_BATCH_BYTES", 200)
 
     async def scenario() -> None:
         target = FakeTarget()
@@ -120,6 +121,46 @@ def test_messages_are_bounded_in_items_and_in_bytes(monkeypatch: pytest.MonkeyPa
             for future in futures:
                 await answer(future)
         assert [len(items) for items in target.messages] == [8, 8, 4, 1, 1]
+
+    asyncio.run(scenario())
+
+
+def test_an_item_that_no_message_holds_fails_by_name_and_the_stream_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batches, "MAX_ITEM_BYTES", 200)
+
+    async def scenario() -> None:
+        target = FakeTarget()
+        async with linked(target) as link:
+            await link.wait_up(10)
+            large = item(2)
+            large.verify.proposal.draft_token_ids.extend(range(200, 500))
+            futures = [link.request(one) for one in (item(1), large, item(3))]
+            assert (await answer(futures[0])).verdict.token_ids == [1]
+            with pytest.raises(ItemError, match=r"a VerifyItem of \d+ bytes is more than the limit of 200 bytes"):
+                await answer(futures[1])
+            assert (await answer(futures[2])).verdict.token_ids == [3]
+            assert (link.is_up, link.generation) == (True, 1)
+        assert [one.stamp.round for items in target.messages for one in items] == [1, 3]
+
+    asyncio.run(scenario())
+
+
+def test_opens_with_long_prompts_travel_in_several_messages() -> None:
+    async def scenario() -> None:
+        target = FakeTarget()
+        async with linked(target) as link:
+            await link.wait_up(10)
+            items = []
+            for session_id in range(40):
+                opening = pb.VerifyItem(stamp=item(0, session_id).stamp)
+                opening.open.token_ids.extend([151_000] * 100_000)
+                items.append(opening)
+            for future in [link.request(one) for one in items]:
+                await answer(future)
+        assert [len(items) for items in target.messages] == [3] * 13 + [1]
+        assert sum(one.ByteSize() for one in items) > 40 * 300_000
 
     asyncio.run(scenario())
 

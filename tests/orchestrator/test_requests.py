@@ -218,6 +218,7 @@ def test_chat_goes_through_the_template_and_tokens_are_used_as_they_are() -> Non
         ({}, "UNSPECIFIED", VerificationPolicy.COUPLED, DraftProbsTransport.COUPLED),
         ({}, "GREEDY", VerificationPolicy.COUPLED, DraftProbsTransport.COUPLED),
         ({}, "REJECTION", VerificationPolicy.REJECTION, DraftProbsTransport.SPARSE),
+        ({}, "BLOCK", VerificationPolicy.BLOCK, DraftProbsTransport.SPARSE),
     ],
 )
 def test_policy_and_transport_follow_from_temperature_and_wish(
@@ -229,6 +230,44 @@ def test_policy_and_transport_follow_from_temperature_and_wish(
     without_q = replace(OFFER, draft_transports=frozenset({DraftProbsTransport.ONE_HOT}))
     spec = check(without_q, sampling=sampling, speculation=speculation).spec
     assert (spec.verification_policy, spec.draft_probs_transport) == (policy, DraftProbsTransport.ONE_HOT)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "policy", "usable"),
+    [
+        (0.0, "UNSPECIFIED", {"one_hot"}),
+        (0.0, "REJECTION", {"one_hot"}),
+        (1.0, "COUPLED", {"one_hot", "coupled"}),
+        (1.0, "REJECTION", {"one_hot", "sparse", "full"}),
+        (1.0, "BLOCK", {"one_hot", "sparse", "full"}),
+    ],
+)
+def test_a_request_may_ask_for_any_transport_that_its_policy_can_use(
+    temperature: float, policy: str, usable: set[str]
+) -> None:
+    without = replace(OFFER, draft_transports=frozenset({DraftProbsTransport.ONE_HOT}))
+    for transport in DraftProbsTransport:
+        speculation = {
+            "verification_policy": POLICY + policy,
+            "draft_probs_transport": f"DRAFT_PROBS_TRANSPORT_{transport.name}",
+        }
+        asked = {"sampling": {"temperature": temperature}, "speculation": speculation}
+        if transport in usable:
+            assert check(**asked).spec.draft_probs_transport is transport
+            assert check(without, **asked).spec.draft_probs_transport is DraftProbsTransport.ONE_HOT
+            continue
+        chosen = "greedy" if temperature == 0.0 else policy.lower()
+        named = f"speculation.draft_probs_transport: '{transport}' .* policy '{chosen}'.* can use: .*one_hot"
+        for offer in (OFFER, without):
+            with pytest.raises(InvalidArgumentError, match=named):
+                check(offer, **asked)
+
+
+def test_a_transport_that_is_not_offered_is_unimplemented_by_name() -> None:
+    with pytest.raises(
+        ServiceError, match=r"speculation.draft_probs_transport 77 is not offered; there are: one_hot"
+    ):
+        check(speculation={"draft_probs_transport": 77})
 
 
 @pytest.mark.parametrize(

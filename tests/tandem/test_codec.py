@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tandem import codec
 from tandem.common.v1 import common_pb2 as pb
 from tandem.types import (
+    MAX_DRAFT_PROBS_BYTES,
     DraftProbs,
     DraftProbsTransport,
     ErrorCode,
@@ -176,10 +177,28 @@ def test_unknown_policies_and_transports_are_refused_and_list_what_exists() -> N
         codec.transport_from_proto(77)
 
 
-def test_a_session_without_a_seed_is_refused_between_services() -> None:
-    message = pb.OpenSession(token_ids=[1], prompt_len=1, verification_policy=pb.VERIFICATION_POLICY_COUPLED)
-    with pytest.raises(ItemError, match=r"sampling\.seed"):
+@pytest.mark.parametrize("field", ["verification_policy", "draft_probs_transport", "sampling.seed"])
+def test_what_a_session_must_say_between_services_is_refused_by_name_when_it_is_missing(field: str) -> None:
+    message = codec.session_to_proto(SessionSpec((1,), 1, SamplingParams(seed=3), max_tokens=4))
+    assert codec.session_from_proto(message).sampling.seed == 3
+    holder, _, name = field.rpartition(".")
+    (getattr(message, holder) if holder else message).ClearField(name)
+    with pytest.raises(ItemError, match=f"open.{field}: must be set between services"):
         codec.session_from_proto(message)
+
+
+def test_draft_probs_over_the_limit_of_a_proposal_are_refused_with_both_figures() -> None:
+    entry = pb.DraftProbs(probs_f32=bytes(MAX_DRAFT_PROBS_BYTES // 2))
+    codec.proposal_from_proto(pb.Proposal(draft_token_ids=[1, 2], draft_probs=[entry, entry]))
+    entry.probs_f32 += bytes(4)
+    with pytest.raises(ItemError, match="16777224 bytes are more than the limit of 16777216") as caught:
+        codec.proposal_from_proto(pb.Proposal(draft_token_ids=[1, 2], draft_probs=[entry, entry]))
+    assert caught.value.code is ErrorCode.INVALID_ARGUMENT
+
+
+def test_a_later_builds_transports_are_left_out_of_those_that_are_known() -> None:
+    known = codec.known_transports([pb.DRAFT_PROBS_TRANSPORT_FULL, 77, 0])  # type: ignore[list-item]
+    assert known == {DraftProbsTransport.FULL}
 
 
 def test_an_unknown_error_code_reads_as_internal() -> None:

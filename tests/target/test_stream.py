@@ -16,6 +16,7 @@ from engine.sampling.rows import Row
 from tandem.serving.items import Closed, Opened
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tandem.types import (
+    MAX_DRAFT_PROBS_BYTES,
     DraftProbs,
     DraftProbsTransport,
     ErrorCode,
@@ -206,6 +207,8 @@ def bad_items() -> list[tuple[str, target_pb2.VerifyItem, ErrorCode, str]]:
     tree.verify.proposal.parents.extend([-1, 0])
     ragged = verify_item(sparse, [1])
     ragged.verify.proposal.draft_probs.add(token_ids_u32=b"123", probs_f32=b"1234")
+    too_large = verify_item(sparse, [1])
+    too_large.verify.proposal.draft_probs.add(probs_f32=bytes(MAX_DRAFT_PROBS_BYTES + 4))
     unknown = open_item(spec(), 4)
     unknown.open.verification_policy = 77
     unset = open_item(spec(), 5)
@@ -224,6 +227,7 @@ def bad_items() -> list[tuple[str, target_pb2.VerifyItem, ErrorCode, str]]:
         ("NaN probability", verify_item(sparse, probs(float("nan"), 1.0)), invalid, "draft_probs"),
         ("missing probabilities", verify_item(sparse, [1]), invalid, "draft_probs"),
         ("ragged bytes", ragged, invalid, "draft_probs"),
+        ("probabilities past the limit", too_large, invalid, "16777220 bytes are more than the limit of 16777216"),
         ("unknown policy", unknown, unimplemented, "verification_policy 77"),
         ("policy unset", unset, invalid, "verification_policy"),
         ("seed unset", seedless, invalid, "seed"),

@@ -1,0 +1,37 @@
+"""How a proposer is started: what it can be told, and what it says when it cannot serve."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from draft_service.proposers.base import Proposer
+from engine.backends.settings import EngineSettings
+from tandem.defaults import MAX_SESSIONS
+
+OptionGroup: TypeAlias = argparse._ArgumentGroup  # argparse has no public name for it
+
+
+class ProposerError(Exception):
+    """A proposer that cannot be started; the message names it, the limit, and what there is instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerSettings:
+    """What users configure: what proposers share, and each one's own options."""
+
+    max_sessions: int = MAX_SESSIONS
+    engine: EngineSettings | None = None  # None: no model was named
+    options: argparse.Namespace = field(default_factory=argparse.Namespace)  # as `add_options` has declared them
+
+
+def no_options(group: OptionGroup) -> None:
+    """Of a proposer that has none of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerKind:
+    """A proposer before it is started. Neither function may need torch at import: `load` imports what it needs."""
+
+    load: Callable[[ProposerSettings], Proposer]  # raises ProposerError or ValueError for what the user can mend
+    add_options: Callable[[OptionGroup], None] = no_options
