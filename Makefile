@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test unit check protos identity bench loadtest clean
+.PHONY: demo test unit check protos identity bench report-block loadtest clean
 
 demo: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
@@ -37,6 +37,10 @@ identity: $(READY)
 bench: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
 	GOMP_SPINCOUNT=300000 $(BIN)/tandem bench engine --threads 2 --out docs/reports/engine.md
+
+# What `block` gains over `rejection`, computed exactly; writes docs/reports/block_policy.md.
+report-block: $(READY)
+	$(BIN)/python -m tests.sampling.block_gain --out docs/reports/block_policy.md
 
 # Locust for 20 seconds against `tandem up`.
 loadtest: $(READY)

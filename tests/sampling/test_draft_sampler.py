@@ -15,7 +15,8 @@ from tandem.rng import Stream
 from tandem.types import MAX_SPARSE_ENTRIES, DraftProbsTransport, Proposal, VerificationPolicy
 from tests.sampling.helpers import PROMPT, logits_of, make_spec, sample, worst_deviation
 
-REJECTION, SPARSE, ONE_HOT = VerificationPolicy.REJECTION, DraftProbsTransport.SPARSE, DraftProbsTransport.ONE_HOT
+COUPLED, REJECTION, BLOCK = VerificationPolicy.COUPLED, VerificationPolicy.REJECTION, VerificationPolicy.BLOCK
+SPARSE, FULL, ONE_HOT = DraftProbsTransport.SPARSE, DraftProbsTransport.FULL, DraftProbsTransport.ONE_HOT
 LOGITS = torch.randn((4, 1000), generator=torch.Generator().manual_seed(4)) * 2
 
 
@@ -28,11 +29,15 @@ def test_greedy_and_coupled_drafts_are_what_the_target_would_choose(temperature:
         assert probs == [None] * 4
 
 
-def test_a_drafter_with_the_targets_own_logits_is_always_accepted() -> None:
-    policies = [VerificationPolicy.COUPLED, REJECTION]
-    for policy in policies:
-        spec = make_spec(policy, SPARSE, top_k=100)  # within what `sparse` can send
-        rows = [Row(spec, PROMPT, ())]
+@pytest.mark.parametrize(
+    ("policy", "transport"),
+    [(COUPLED, ONE_HOT), (REJECTION, SPARSE), (BLOCK, SPARSE), (REJECTION, FULL), (BLOCK, FULL)],
+)
+def test_a_drafter_with_the_targets_own_logits_is_always_accepted(
+    policy: VerificationPolicy, transport: DraftProbsTransport
+) -> None:
+    for seed in range(20):
+        spec = make_spec(policy, transport, seed=seed, top_k=100)  # within what `sparse` can send
         drafts: list[int] = []
         sent = []
         for index in range(3):
@@ -43,6 +48,20 @@ def test_a_drafter_with_the_targets_own_logits_is_always_accepted() -> None:
         request = VerifyRows(spec, PROMPT, Proposal(tuple(drafts), tuple(sent)))
         check_proposal(spec, request.proposal, 1000)
         assert verify(process(LOGITS.clone(), rows_of([request])), [request])[0].num_accepted == 3
+
+
+def test_a_whole_q_is_the_processed_rows_own_and_a_draft_is_drawn_from_it() -> None:
+    spec = make_spec(BLOCK, FULL, temperature=0.9, top_k=300)
+    row = Row(spec, PROMPT)
+    (draft,), (draft_probs,) = sample_drafts(LOGITS[:1].clone(), [row])
+    assert draft_probs is not None
+    assert draft_probs.token_ids is None
+    processed = process(LOGITS[:1].clone(), [row])[0]
+    assert np.array_equal(draft_probs.probs, torch.softmax(processed.double(), 0).float().numpy())
+    assert np.count_nonzero(draft_probs.probs) == 300
+    noise = rng.gumbel(7, rng.stream_word(Stream.DRAFT, 3, 3), 3, 1000)
+    with np.errstate(divide="ignore"):
+        assert draft == np.argmax(np.log(draft_probs.probs.astype(np.float64)) + noise)
 
 
 def test_a_one_hot_rejection_draft_is_the_likeliest_token() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from engine.backends.toy_backend import hashed_logits
 from engine.sampling import policies, policies_reference
+from engine.sampling.draft_sampler import sample_drafts
 from engine.sampling.policies import Decision, VerifyRows, check_proposal, rows_of, verify, verify_argmax
 from engine.sampling.processors import process
 from engine.sampling.rows import Row
@@ -134,9 +135,11 @@ def test_the_argmax_path_decides_as_greedy_verification_does(seed: int, lengths:
     assert verify_argmax(select(processed), requests) == verify(processed, requests)
 
 
-def test_ties_go_to_the_lowest_id_in_drafter_verifier_and_plain_decoding() -> None:
+@pytest.mark.parametrize("policy", VerificationPolicy)
+def test_ties_go_to_the_lowest_id_in_drafter_verifier_and_plain_decoding(policy: VerificationPolicy) -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 0.0]] * 2)
-    spec = make_spec(GREEDY, temperature=0.0)
+    spec = make_spec(policy, temperature=0.0)
+    assert sample_drafts(logits[:1].clone(), [Row(spec, PROMPT)]) == ([1], [None])
     assert sample(logits[:1], [Row(spec, PROMPT)]) == [1]
     assert verify(logits, [VerifyRows(spec, PROMPT, Proposal((1,)))]) == [Decision(1, 1)]
     assert verify(logits, [VerifyRows(spec, PROMPT, Proposal((2,)))]) == [Decision(0, 1)]
