@@ -141,7 +141,7 @@ def _leading_equal(request: VerifyRows, token_ids: Sequence[int]) -> Decision:
 def _reject_or_accept(processed: torch.Tensor, request: VerifyRows) -> Decision:
     """`rejection`: each draft by itself; rows after the first rejection are not looked at."""
     for index, draft_token_id in enumerate(request.proposal.draft_token_ids):
-        p, q = probabilities(processed[index]), _q(request, index)
+        p, q = probabilities(processed[index]), draft_q(request, index)
         if uniform(_acceptance_key(request, index)) >= acceptance_probability(p, q, draft_token_id):
             return Decision(index, sample_residual(p, q, _residual_key(request, index)))
     return _bonus(processed, request)
@@ -152,7 +152,7 @@ def _accept_block(processed: torch.Tensor, request: VerifyRows) -> Decision:
     draft_token_ids = request.proposal.draft_token_ids
     num_drafts = len(draft_token_ids)
     p = [probabilities(processed[index]) for index in range(num_drafts)]
-    q = [_q(request, index) for index in range(num_drafts)]
+    q = [draft_q(request, index) for index in range(num_drafts)]
     uniforms = [uniform(_acceptance_key(request, index)) for index in range(num_drafts)]
     num_accepted, weight = verify_block(p, q, draft_token_ids, uniforms)
     if num_accepted == num_drafts:
@@ -172,7 +172,7 @@ def _residual_key(request: VerifyRows, index: int) -> NoiseKey:
     return noise_key(request.spec, Stream.RESIDUAL, request.row(index).position)
 
 
-def _q(request: VerifyRows, index: int) -> Q:
+def draft_q(request: VerifyRows, index: int) -> Q:
     """What draft `index` was sampled from; one-hot when the proposer did not draw it from a distribution."""
     if request.spec.uses_draft_probs:
         return sent_q(request.proposal.draft_probs[index])

@@ -11,6 +11,6 @@ if DEVICE.type == "cpu":
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
-from engine.sampling import noise_triton  # noqa: E402
+from engine.sampling import noise_triton, rejection_triton  # noqa: E402
 
-__all__ = ["DEVICE", "noise_triton", "tl", "triton"]
+__all__ = ["DEVICE", "noise_triton", "rejection_triton", "tl", "triton"]

@@ -88,7 +88,7 @@ RESIDUALS = {
     "the residual is the first row's": Mutation(
         policies._reject_or_accept,
         "p, q, _residual",
-        "probabilities(processed[0]), _q(request, 0), _residual",
+        "probabilities(processed[0]), draft_q(request, 0), _residual",
         (REJECTION,),
     ),
     "the residual forgets the weight": Mutation(policies._accept_block, "key, weight)", "key)", (BLOCK,)),

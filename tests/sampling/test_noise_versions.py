@@ -174,15 +174,23 @@ sys.exit("triton" in sys.modules)
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_kernel_compiles_for_nvidia_gpus(tmp_path: Path) -> None:
+def test_the_kernels_compile_for_nvidia_gpus(tmp_path: Path) -> None:
     code = """
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from engine.sampling.noise_triton import BLOCK, _gumbel_argmax_kernel as kernel
-for values in ("*fp32", "*fp64"):
-    types = {"values": values, "keys": "*i64", "out": "*i64", "vocab_size": "i32", "NUM_TOKENS": "constexpr"}
-    source = ASTSource(kernel, types, {"NUM_TOKENS": BLOCK})
+from engine.sampling.noise_triton import BLOCK, _gumbel_argmax_kernel
+from engine.sampling.rejection_triton import _rejection_kernel
+for kernel, pointers in (
+    (_gumbel_argmax_kernel, {"values": "*fp32", "keys": "*i64", "tokens": "*i64"}),
+    (_gumbel_argmax_kernel, {"values": "*fp64", "keys": "*i64", "tokens": "*i64"}),
+    (
+        _rejection_kernel,
+        {"acceptance_ratios": "*fp64", "log_residuals": "*fp64", "processed": "*fp32"}
+        | {"requests": "*i64", "decisions": "*i64"},
+    ),
+):
+    source = ASTSource(kernel, pointers | {"vocab_size": "i32", "NUM_TOKENS": "constexpr"}, {"NUM_TOKENS": BLOCK})
     assert compile(source, GPUTarget("cuda", 90, 32), {"enable_fp_fusion": False}).asm["cubin"]
 """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
