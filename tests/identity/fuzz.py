@@ -27,6 +27,12 @@ _FLOATS: dict[str, tuple[Sequence[float], Sequence[float]]] = {
     "presence_penalty": ((-2.0, -0.5, 0.0, 0.5, 2.0), (-2.1, 2.1, NAN, -INF)),
     "frequency_penalty": ((-2.0, -0.5, 0.0, 0.5, 2.0), (-3.0, 1e30, NAN, INF)),
 }
+# Transports by policy, unless the temperature makes it greedy.
+_USABLE = {
+    common_pb2.VERIFICATION_POLICY_UNSPECIFIED: ("COUPLED", "ONE_HOT"),
+    common_pb2.VERIFICATION_POLICY_REJECTION: ("SPARSE", "FULL", "ONE_HOT"),
+    common_pb2.VERIFICATION_POLICY_BLOCK: ("SPARSE", "FULL", "ONE_HOT"),
+}
 
 
 @dataclass

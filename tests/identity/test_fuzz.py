@@ -34,13 +34,16 @@ NUM_REQUESTS = 1000
 NUM_AT_ONCE = 100
 SHARDS = [0, 1, *(pytest.param(shard, marks=pytest.mark.slow) for shard in range(2, 20))]
 SETTINGS = OrchestratorSettings(draft_timeout_s=60.0, max_requests=1000)  # a busy machine is not a failed draft
+# Of the tokenizer; what the target has more than that is padding.
 VOCABULARIES = (Vocabulary.toy(64), Vocabulary.toy(300))
-LOGITS = {vocabulary.vocab_size: hashed_logits(vocabulary.vocab_size, seed=3) for vocabulary in VOCABULARIES}
+VOCAB_SIZES = {64: 64, 300: 304}
+LOGITS = {size: hashed_logits(padded, seed=3) for size, padded in VOCAB_SIZES.items()}
 
 
 def similar(vocabulary: Vocabulary) -> Proposer:
-    logits_of = hashed_logits(vocabulary.vocab_size, seed=3, blend=0.3)
-    return DraftModelProposer(_engine(vocabulary, logits_of), "similar", vocabulary.id_bytes_hash)
+    size = vocabulary.vocab_size
+    engine = _engine(size, hashed_logits(VOCAB_SIZES[size], seed=3, blend=0.3))
+    return DraftModelProposer(engine, "similar", vocabulary.id_bytes_hash, num_token_ids=size)
 
 
 PROPOSERS: tuple[Callable[[Vocabulary], Proposer], ...] = (
@@ -51,8 +54,8 @@ PROPOSERS: tuple[Callable[[Vocabulary], Proposer], ...] = (
 )
 
 
-def _engine(vocabulary: Vocabulary, logits_of: LogitsOf) -> ToyEngine:
-    return ToyEngine(logits_of, vocabulary.vocab_size, max_context=MAX_CONTEXT, num_blocks=512)
+def _engine(size: int, logits_of: LogitsOf) -> ToyEngine:
+    return ToyEngine(logits_of, VOCAB_SIZES[size], max_context=MAX_CONTEXT, num_blocks=512)
 
 
 class Fuzz:
@@ -123,8 +126,9 @@ def test_random_requests_are_answered_exactly_or_refused_by_name(
 ) -> None:
     async def scenario() -> None:
         vocabulary, make_proposer = VOCABULARIES[shard % 2], PROPOSERS[shard // 2 % 4]
-        maker = RequestMaker(shard, vocabulary, vocabulary.vocab_size)
-        engine = _engine(vocabulary, LOGITS[vocabulary.vocab_size])
+        size = vocabulary.vocab_size
+        maker = RequestMaker(shard, vocabulary, VOCAB_SIZES[size])
+        engine = _engine(size, LOGITS[size])
         async with (
             all_services(lambda: make_proposer(vocabulary), engine, SETTINGS, vocabulary=vocabulary) as stack,
             open_channel(stack.client.address) as channel,
