@@ -27,6 +27,12 @@ _FLOATS: dict[str, tuple[Sequence[float], Sequence[float]]] = {
     "presence_penalty": ((-2.0, -0.5, 0.0, 0.5, 2.0), (-2.1, 2.1, NAN, -INF)),
     "frequency_penalty": ((-2.0, -0.5, 0.0, 0.5, 2.0), (-3.0, 1e30, NAN, INF)),
 }
+# Transports by policy, unless the temperature makes it greedy.
+_USABLE = {
+    common_pb2.VERIFICATION_POLICY_UNSPECIFIED: ("COUPLED", "ONE_HOT"),
+    common_pb2.VERIFICATION_POLICY_REJECTION: ("SPARSE", "FULL", "ONE_HOT"),
+    common_pb2.VERIFICATION_POLICY_BLOCK: ("SPARSE", "FULL", "ONE_HOT"),
+}
 
 
 @dataclass
@@ -54,6 +60,7 @@ class RequestMaker:
         self._draw_sampling(drawn)
         self._draw_stopping(drawn)
         self._draw_speculation(drawn)
+        self._draw_answers(drawn)
         if self._one_in(20):
             drawn.request.request_id = self._pick(
                 drawn, "request_id", ("mine", "é" * 128), ("x" * 129, "y" * 10_000)
@@ -196,3 +203,16 @@ class RequestMaker:
             speculation.verification_policy = self._pick(
                 drawn, "speculation.verification_policy", policies, (5, 77)
             )
+
+    def _draw_answers(self, drawn: Drawn) -> None:
+        """How many, under which sample indices, with which log-probabilities."""
+        request = drawn.request
+        if self._one_in(12):
+            request.n = self._pick(drawn, "n", (1, 2, 3), (0, 17, MOST_UINT32), 8)
+        if self._one_in(12):
+            good = (0, 1, 2**31, 2**32 - 3)
+            request.sample_index = self._pick(drawn, "sample_index", good, (MOST_UINT32,) if request.n > 1 else ())
+        if self._one_in(8):
+            request.logprobs.num_top = self._pick(drawn, "logprobs.num_top", range(21), (21, MOST_UINT32), 15)
+            modes = common_pb2.LogprobsMode.values()
+            request.logprobs.mode = self._pick(drawn, "logprobs.mode", modes, (3, 77), 15)

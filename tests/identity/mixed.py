@@ -30,8 +30,16 @@ def _repeated(without: GenerationResult) -> list[int]:
 MEMBERS: Sequence[Member] = (
     _fixed("as it is", False),
     _fixed("greedy", False, temperature=0.0),
-    _fixed("seeded, top_k off, top_p", False, seed=2**64 - 1, top_k=0, top_p=0.7),
-    _fixed("unseeded", False, seed=None, temperature=1.1),
+    _fixed(
+        "seeded, top_k off, top_p, logprobs",
+        False,
+        seed=2**64 - 1,
+        top_k=0,
+        top_p=0.7,
+        logprobs=True,
+        top_logprobs=3,
+    ),
+    _fixed("unseeded, another sample index", False, seed=None, temperature=1.1, sample_index=5),
     _fixed("top_k 1", False, top_k=1),
     Member("top_k beyond the vocabulary", lambda _, vocab_size: {"top_k": vocab_size + 1}, False),
     _fixed("min_p", False, min_p=0.3),
@@ -39,7 +47,9 @@ MEMBERS: Sequence[Member] = (
     Member("bias -100", lambda without, _: {"logit_bias": {without.token_ids[0]: -100.0}}, True),
     _fixed("repetition up, presence up", False, repetition_penalty=5.0, presence_penalty=2.0),
     _fixed("repetition down, presence down", True, repetition_penalty=0.2, presence_penalty=-2.0),
-    _fixed("frequency up", False, frequency_penalty=2.0),
+    _fixed(
+        "frequency up, processed logprobs", False, frequency_penalty=2.0, logprobs=True, logprobs_mode="processed"
+    ),
     _fixed("frequency down", False, frequency_penalty=-2.0),
     Member(
         "min_tokens before an ending",

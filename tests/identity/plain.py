@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from engine.backends.toy_backend import LogitsOf
+from engine.sampling.logprobs import token_logprobs
 from engine.sampling.processors import process
 from engine.sampling.rows import Row
-from tandem.types import FinishReason, SessionSpec
+from tandem.types import FinishReason, LogprobsMode, LogprobsOptions, SessionSpec, TokenLogprobs
 from tandem.vocabulary import Vocabulary
 from tests.sampling.helpers import sample
 
@@ -29,9 +30,28 @@ def plain_tokens(spec: SessionSpec, logits_of: LogitsOf) -> Iterator[int]:
     tokens = list(spec.token_ids)
     while True:
         row = Row(spec, tuple(tokens))
-        (token_id,) = sample(process(torch.from_numpy(logits_of(tokens)).clone()[None], [row]), [row])
+        (token_id,) = sample(process(_raw(logits_of, tokens), [row]), [row])
         yield token_id
         tokens.append(token_id)
+
+
+def plain_logprobs(
+    spec: SessionSpec, options: LogprobsOptions, logits_of: LogitsOf, token_ids: Sequence[int]
+) -> list[TokenLogprobs]:
+    """Of the first tokens after the prompt, each from its own row."""
+    entries: list[TokenLogprobs] = []
+    for index, token_id in enumerate(token_ids):
+        tokens = (*spec.token_ids, *token_ids[:index])
+        logits = _raw(logits_of, tokens)
+        if options.mode is LogprobsMode.PROCESSED:
+            logits = process(logits, [Row(spec, tokens)])
+        entries += token_logprobs(logits, [token_id], options.num_top)
+    return entries
+
+
+def _raw(logits_of: LogitsOf, tokens: Sequence[int]) -> torch.Tensor:
+    """The model's logits [1, V] after these tokens."""
+    return torch.from_numpy(logits_of(tokens)).clone()[None]
 
 
 def answer_of(

@@ -6,27 +6,17 @@ from typing import Any
 
 from tandem import codec
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.types import FinishReason
+from tandem.types import FinishReason, TokenLogprobs
 from tandem.vocabulary import Vocabulary
 from tests.identity.plain import Answer, complete_text
 
 
 @dataclass
-class Streamed:
-    """What has arrived of one call; AssertionError for an event that must not come where it comes."""
+class StreamedAnswer:
+    """What has arrived of one answer."""
 
-    started: pb.GenerateStarted | None = None
     chunks: list[pb.GenerateChunk] = field(default_factory=list)
     complete: pb.GenerateComplete | None = None
-
-    async def read(self, call: Any, max_chunks: int | None = None) -> bool:
-        """Until the end, or until so many chunks have come; whether the end was reached."""
-        async for event in call:
-            self._take(event)
-            if len(self.chunks) == max_chunks:
-                return False
-        assert self.complete is not None
-        return True
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -35,6 +25,10 @@ class Streamed:
     @property
     def text(self) -> str:
         return "".join(chunk.text for chunk in self.chunks)
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        return [codec.token_logprobs_from_proto(entry) for chunk in self.chunks for entry in chunk.logprobs]
 
     @property
     def answer(self) -> Answer:
@@ -58,30 +52,15 @@ class Streamed:
             text += chunk.text
             assert tuple(token_ids) == expected.token_ids[: len(token_ids)]
             assert expected.text.startswith(text)
-            assert len(complete_text(vocabulary, token_ids)) - len(text) < longest or len(token_ids) == len(
-                expected.token_ids
-            )
+            if len(token_ids) < len(expected.token_ids):
+                assert len(complete_text(vocabulary, token_ids)) - len(text) < longest
         if self.complete is not None:
             assert self.answer == expected
             assert self.complete.usage.num_completion_tokens == len(expected.token_ids)
-            self._check_figures()
+            self._check_figures(self.complete.speculation)
 
-    def _take(self, event: pb.GenerateResponse) -> None:
-        kind = event.WhichOneof("event")
-        assert self.complete is None, f"{kind} after the end"
-        assert (self.started is None) == (kind == "started"), f"{kind} out of order"
-        if kind == "started":
-            self.started = event.started
-        elif kind == "complete":
-            self.complete = event.complete
-        else:
-            assert event.chunk.token_ids
-            self.chunks.append(event.chunk)
-
-    def _check_figures(self) -> None:
+    def _check_figures(self, stats: pb.SpeculationStats) -> None:
         """The rounds' figures add up to the answer's."""
-        assert self.complete is not None
-        stats = self.complete.speculation
         assert stats.num_rounds == len(self.chunks)
         for chunk in self.chunks:
             num_own = len(chunk.token_ids) - chunk.num_accepted
@@ -90,3 +69,35 @@ class Streamed:
         for name in ("num_draft_tokens", "num_accepted"):
             assert sum(getattr(chunk, name) for chunk in self.chunks) == getattr(stats, name)
             assert sum(getattr(stats, f"{name}_per_pos")) == getattr(stats, name)
+
+
+@dataclass
+class Streamed:
+    """What has arrived of one call; AssertionError for an event that must not come where it comes."""
+
+    started: pb.GenerateStarted | None = None
+    answers: dict[int, StreamedAnswer] = field(default_factory=dict)  # by sample index
+
+    async def read(self, call: Any, max_chunks: int | None = None) -> bool:
+        """Until the end, or until so many chunks have come; whether the end was reached."""
+        async for event in call:
+            self._take(event)
+            if sum(len(answer.chunks) for answer in self.answers.values()) == max_chunks:
+                return False
+        assert all(answer.complete is not None for answer in self.answers.values())
+        return True
+
+    def _take(self, event: pb.GenerateResponse) -> None:
+        kind = event.WhichOneof("event")
+        assert (self.started is None) == (kind == "started"), f"{kind} out of order"
+        if kind == "started":
+            self.started = event.started
+            return
+        message = event.chunk if kind == "chunk" else event.complete
+        answer = self.answers.setdefault(message.sample_index, StreamedAnswer())
+        assert answer.complete is None, f"{kind} after the end"
+        if kind == "complete":
+            answer.complete = event.complete
+        else:
+            assert event.chunk.token_ids
+            answer.chunks.append(event.chunk)

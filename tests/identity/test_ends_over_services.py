@@ -18,7 +18,7 @@ from tandem.types import FinishReason, SamplingParams, SessionSpec
 from tandem.vocabulary import Vocabulary
 from tests.identity.plain import answer_of, plain_tokens
 from tests.identity.proposers import MadeUp, random_drafts
-from tests.identity.streams import Streamed
+from tests.identity.streams import Streamed, StreamedAnswer
 from tests.orchestrator.fakes import BYTES, LETTERS
 from tests.orchestrator.services import all_services, self_draft, toy_engine
 
@@ -76,7 +76,7 @@ class Scripts:
             speculation=pb.SpeculationOptions(num_draft_tokens=rng.choice((0, 1, 4, 8, 16))),
         )
 
-    def check(self, request: pb.GenerateRequest, streamed: Streamed) -> None:
+    def check(self, request: pb.GenerateRequest, answer: StreamedAnswer) -> None:
         """Against the reference."""
         stopping, prompt = request.stopping, tuple(request.tokens.ids)
         spec = SessionSpec(
@@ -90,7 +90,7 @@ class Scripts:
         )
         stops, include_stop = list(stopping.stop), stopping.include_stop_in_output
         expected = answer_of(plain_tokens(spec, self.logits_of), spec, self.vocabulary, stops, include_stop)
-        streamed.check(expected, self.vocabulary, stops)
+        answer.check(expected, self.vocabulary, stops)
 
 
 @pytest.mark.parametrize(
@@ -108,11 +108,12 @@ def test_every_answer_ends_where_its_tokens_say_whatever_is_drafted(scripts: Scr
         ):
             generate: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(channel).Generate
             requests = [scripts.request(number) for number in range(NUM_REQUESTS)]
-            answers = [Streamed() for _ in requests]
+            streams = [Streamed() for _ in requests]
             ended = await asyncio.gather(
-                *(answer.read(generate(request)) for request, answer in zip(requests, answers, strict=True))
+                *(stream.read(generate(request)) for request, stream in zip(requests, streams, strict=True))
             )
             assert all(ended)
+            answers = [stream.answers[0] for stream in streams]
             for request, answer in zip(requests, answers, strict=True):
                 scripts.check(request, answer)
             reasons = [type(answer.answer.matched_stop) for answer in answers]

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -15,32 +16,34 @@ import pytest
 from draft_service.proposers.base import Proposer
 from draft_service.proposers.draft_model import DraftModelProposer
 from engine.backends.toy_backend import LogitsOf, ToyEngine, hashed_logits
-from orchestrator.requests import check_request
+from orchestrator.requests import CheckedRequest, Offer, check_request
 from orchestrator.server import OrchestratorSettings
 from orchestrator.session_handle import Deadline
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.serving.channels import open_channel
-from tandem.types import VerificationPolicy
 from tandem.vocabulary import Vocabulary
 from tests.identity.fuzz import MAX_CONTEXT, Drawn, RequestMaker
-from tests.identity.plain import answer_of, plain_tokens
+from tests.identity.plain import answer_of, plain_logprobs, plain_tokens
 from tests.identity.proposers import Varying, random_drafts
-from tests.identity.streams import Streamed
+from tests.identity.streams import Streamed, StreamedAnswer
 from tests.orchestrator.fakes import until
 from tests.orchestrator.services import Stack, all_services, ngram_draft
 
 NUM_REQUESTS = 1000
 NUM_AT_ONCE = 100
 SHARDS = [0, 1, *(pytest.param(shard, marks=pytest.mark.slow) for shard in range(2, 20))]
-PATIENT = OrchestratorSettings(draft_timeout_s=60.0)  # a busy machine is not a failed draft
+SETTINGS = OrchestratorSettings(draft_timeout_s=60.0, max_requests=1000)  # a busy machine is not a failed draft
+# Of the tokenizer; what the target has more than that is padding.
 VOCABULARIES = (Vocabulary.toy(64), Vocabulary.toy(300))
-LOGITS = {vocabulary.vocab_size: hashed_logits(vocabulary.vocab_size, seed=3) for vocabulary in VOCABULARIES}
+VOCAB_SIZES = {64: 64, 300: 304}
+LOGITS = {size: hashed_logits(padded, seed=3) for size, padded in VOCAB_SIZES.items()}
 
 
 def similar(vocabulary: Vocabulary) -> Proposer:
-    logits_of = hashed_logits(vocabulary.vocab_size, seed=3, blend=0.3)
-    return DraftModelProposer(_engine(vocabulary, logits_of), "similar", vocabulary.id_bytes_hash)
+    size = vocabulary.vocab_size
+    engine = _engine(size, hashed_logits(VOCAB_SIZES[size], seed=3, blend=0.3))
+    return DraftModelProposer(engine, "similar", vocabulary.id_bytes_hash, num_token_ids=size)
 
 
 PROPOSERS: tuple[Callable[[Vocabulary], Proposer], ...] = (
@@ -51,8 +54,8 @@ PROPOSERS: tuple[Callable[[Vocabulary], Proposer], ...] = (
 )
 
 
-def _engine(vocabulary: Vocabulary, logits_of: LogitsOf) -> ToyEngine:
-    return ToyEngine(logits_of, vocabulary.vocab_size, max_context=MAX_CONTEXT, num_blocks=512)
+def _engine(size: int, logits_of: LogitsOf) -> ToyEngine:
+    return ToyEngine(logits_of, VOCAB_SIZES[size], max_context=MAX_CONTEXT, num_blocks=512)
 
 
 class Fuzz:
@@ -76,8 +79,8 @@ class Fuzz:
             self._check_refusal(drawn, error, streamed)
         finally:
             call.cancel()
-        if streamed.chunks:
-            await self._check_answer(drawn.request, streamed)
+        if streamed.started is not None:
+            self._check_answers(drawn.request, streamed, await self._stack.servicer._offer(Deadline(None)))
 
     def _check_refusal(self, drawn: Drawn, error: grpc.aio.AioRpcError, streamed: Streamed) -> None:
         """By a status with the name of a bad field, before anything was promised; or the client's own deadline."""
@@ -90,28 +93,31 @@ class Fuzz:
         assert code == ("UNIMPLEMENTED" if "is not offered" in details else "INVALID_ARGUMENT"), details
         assert any(details.startswith(name) for name in drawn.bad_fields), details
 
-    async def _check_answer(self, request: pb.GenerateRequest, streamed: Streamed) -> None:
-        """Against plain decoding where the policy promises the same tokens, else against its own tokens."""
+    def _check_answers(self, request: pb.GenerateRequest, streamed: Streamed, offer: Offer) -> None:
+        """Every answer that was begun, under the seed that was used."""
         assert streamed.started is not None
-        if streamed.complete is not None:
-            self.outcomes["fallback"] += streamed.complete.speculation.num_fallback_rounds
         seeded = pb.GenerateRequest()
         seeded.CopyFrom(request)
         seeded.sampling.seed = streamed.started.seed
-        checked = check_request(seeded, await self._stack.servicer._offer(Deadline(None)))
-        is_plain = checked.num_draft_tokens == 0 or checked.spec.verification_policy in (
-            VerificationPolicy.GREEDY,
-            VerificationPolicy.COUPLED,
-        )
-        if is_plain:
-            self.outcomes["compared"] += 1
-            tokens = plain_tokens(checked.spec, LOGITS[self._vocabulary.vocab_size])
-        elif streamed.complete is not None:
-            tokens = iter(streamed.token_ids)
-        else:
-            return
-        expected = answer_of(tokens, checked.spec, self._vocabulary, checked.stops, checked.include_stop)
-        streamed.check(expected, self._vocabulary, checked.stops)
+        checked = check_request(seeded, offer)
+        for sample_index, answer in streamed.answers.items():
+            self._check_answer(replace(checked, spec=replace(checked.spec, sample_index=sample_index)), answer)
+
+    def _check_answer(self, checked: CheckedRequest, answer: StreamedAnswer) -> None:
+        """Against plain decoding where the policy promises the same tokens, else against its own tokens."""
+        spec, logits_of = checked.spec, LOGITS[self._vocabulary.vocab_size]
+        is_plain = checked.num_draft_tokens == 0 or not spec.verification_policy.is_ratio_test
+        self.outcomes["plain" if is_plain else "ratio test"] += 1
+        if is_plain or answer.complete is not None:
+            tokens = plain_tokens(spec, logits_of) if is_plain else iter(answer.token_ids)
+            expected = answer_of(tokens, spec, self._vocabulary, checked.stops, checked.include_stop)
+            answer.check(expected, self._vocabulary, checked.stops)
+        wanted = spec.logprobs
+        entries = plain_logprobs(spec, wanted, logits_of, answer.token_ids) if wanted is not None else []
+        assert answer.logprobs == entries
+        self.outcomes["logprobs"] += len(entries)
+        if answer.complete is not None:
+            self.outcomes["fallback"] += answer.complete.speculation.num_fallback_rounds
 
 
 @pytest.mark.parametrize("shard", SHARDS)
@@ -120,10 +126,11 @@ def test_random_requests_are_answered_exactly_or_refused_by_name(
 ) -> None:
     async def scenario() -> None:
         vocabulary, make_proposer = VOCABULARIES[shard % 2], PROPOSERS[shard // 2 % 4]
-        maker = RequestMaker(shard, vocabulary, vocabulary.vocab_size)
-        engine = _engine(vocabulary, LOGITS[vocabulary.vocab_size])
+        size = vocabulary.vocab_size
+        maker = RequestMaker(shard, vocabulary, VOCAB_SIZES[size])
+        engine = _engine(size, LOGITS[size])
         async with (
-            all_services(lambda: make_proposer(vocabulary), engine, PATIENT, vocabulary=vocabulary) as stack,
+            all_services(lambda: make_proposer(vocabulary), engine, SETTINGS, vocabulary=vocabulary) as stack,
             open_channel(stack.client.address) as channel,
         ):
             generate: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(channel).Generate
@@ -144,7 +151,7 @@ def test_random_requests_are_answered_exactly_or_refused_by_name(
                 assert link is not None
                 assert link._waiting == {}
         assert fuzz.outcomes["fallback"] == 0
-        for outcome in ("compared", "INVALID_ARGUMENT", "left", "DEADLINE_EXCEEDED"):
+        for outcome in ("plain", "ratio test", "logprobs", "INVALID_ARGUMENT", "left", "DEADLINE_EXCEEDED"):
             assert fuzz.outcomes[outcome] >= NUM_REQUESTS / 100, fuzz.outcomes
 
     asyncio.run(asyncio.wait_for(scenario(), 120))

@@ -43,7 +43,7 @@ async def alone(stack: Stack, requests: Sequence[dict[str, Any]]) -> list[Genera
 
 
 def comparable(result: GenerationResult) -> tuple[Any, ...]:
-    return result.token_ids, result.text, result.finish_reason, result.matched_stop, result.seed
+    return result.token_ids, result.text, result.finish_reason, result.matched_stop, result.seed, result.logprobs
 
 
 async def check(model: Model, sampling: dict[str, Any]) -> None:
@@ -68,6 +68,7 @@ async def check(model: Model, sampling: dict[str, Any]) -> None:
     for member, ours, theirs, plain in zip(MEMBERS, together, solo, without, strict=True):
         assert comparable(ours) == comparable(theirs), member.name
         assert not member.changes_tokens or ours.token_ids != plain.token_ids, member.name
+    assert [len(result.logprobs) for result in together if result.logprobs] == [NUM_TOKENS] * 2
     assert sum(result.speculation.num_accepted for result in together) > 0
     assert sum(result.speculation.num_fallback_rounds for result in together) == 0
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.sequence import Sequence
-from tandem.types import Proposal
+from tandem.types import LogprobsOptions, Proposal
 from tandem.vocabulary import Vocabulary
 from tests.identity.plain import Answer, answer_of, complete_text
 from tests.orchestrator.fakes import BYTES, LETTERS, PIECES, PROMPT, make_sequence, verdict_of
@@ -52,6 +52,7 @@ class Case:
             include_stop=self.include_stop,
             stop_token_ids=self.ending[:1],
             eos=self.ending[1:],
+            logprobs=LogprobsOptions(),
             k=MAX_DRAFTS,
         )
 
@@ -91,11 +92,13 @@ def test_streamed_answers_are_the_whole_text_cut_where_it_ends(case: Case) -> No
     expected = answer_of(case.script, spec, case.vocabulary, case.stops, case.include_stop)
     longest = max(map(len, case.stops), default=1)
     text = ""
+    logprobs: list[float] = []
     while sequence.finish_reason is None:
         proposal = case.proposal(sequence, *case.drafts[sequence.round % len(case.drafts)])
         output = sequence.commit(proposal, verdict_of(case.script, sequence, proposal.draft_token_ids))
         assert output.token_ids
         text += output.text
+        logprobs += [entry.logprob for entry in output.logprobs]
         assert expected.text.startswith(text)
         if sequence.finish_reason is None:
             known = complete_text(case.vocabulary, sequence.tokens.token_ids[len(PROMPT) :])
@@ -107,3 +110,4 @@ def test_streamed_answers_are_the_whole_text_cut_where_it_ends(case: Case) -> No
     )
     assert Answer(token_ids, text, sequence.finish_reason, matched_stop) == expected
     assert sequence.num_completion_tokens == len(expected.token_ids)
+    assert logprobs == [-1.0 - index for index in range(len(token_ids))]  # the script's, one a token
