@@ -19,6 +19,7 @@ import numpy as np
 import tokenizers
 
 from tandem.client import GenerateOptions, GenerationResult, TandemClient
+from tandem.types import TokenLogprobs
 from tests.e2e.deployment import Deployment, real_model
 from tests.identity import models
 from tests.identity.conditions import CONDITIONS, OFF, Condition, Request
@@ -54,6 +55,7 @@ class ModeResult:
     num_accepted: int
     elapsed_s: float
     happened: bool  # the requests did run in the way the name says
+    logprobs: Sequence[tuple[TokenLogprobs, ...]] = ()  # of each list, where they were asked for
 
     @property
     def acceptance(self) -> str:
@@ -98,6 +100,15 @@ def sampled_requests(num_seeds: int, num_tokens: int) -> list[Request]:
     ]
 
 
+def mixed_requests(num_of_each: int, num_tokens: int) -> list[Request]:
+    """Greedy ones and sampled ones; the sampled ones ask for log-probabilities too."""
+    sampled = [
+        Request(request.prompt, {**request.options, "logprobs": True, "top_logprobs": 2})
+        for request in sampled_requests(num_of_each, num_tokens)
+    ]
+    return [*greedy_requests(num_of_each, num_tokens), *sampled]
+
+
 def run_mode(mode: Mode, deployment: Deployment, requests: Sequence[Request]) -> ModeResult:
     """Send the requests in order, `mode.concurrency` at a time."""
 
@@ -139,6 +150,7 @@ def run_conditions(conditions: Sequence[Condition], requests: Sequence[Request])
                 ran.num_accepted,
                 time.monotonic() - started,
                 condition.happened(ran),
+                ran.logprobs,
             )
         )
     return results
@@ -155,7 +167,7 @@ def _report_section(title: str, results: list[ModeResult], expected: list[tuple[
     num_wrong = 0
     for result in results:
         num_equal = sum(ours == theirs for ours, theirs in zip(result.token_ids, expected, strict=True))
-        num_wrong += len(expected) - num_equal + (not result.happened)
+        num_wrong += len(expected) - num_equal + (not result.happened) + (result.logprobs != results[0].logprobs)
         lines.append(
             f"| {result.name} | {num_equal} of {len(expected)} | {sum(map(len, result.token_ids))} "
             f"| {result.num_drafted} | {result.acceptance} | {result.elapsed_s:.0f} |"
@@ -183,7 +195,7 @@ def full_report() -> tuple[str, int]:
     with real_model("bfloat16") as deployment:
         results = [run_mode(mode, deployment, greedy) for mode in BF16_MODES]
         sections.append(_report_section("Greedy, bfloat16, against speculation off", results, results[0].token_ids))
-    results = run_conditions(CONDITIONS, [*greedy_requests(8, 32), *sampled_requests(8, 32)])
+    results = run_conditions(CONDITIONS, mixed_requests(8, 32))
     title = "Conditions, float32, 8 greedy and 8 sampled requests at once, against each alone with speculation off"
     sections.append(_report_section(title, results, results[0].token_ids))
     head = [
@@ -193,7 +205,8 @@ def full_report() -> tuple[str, int]:
         "processes and is compared token by token. Greedy: 40 prompts of Spec-Bench in the model's chat template, at",
         "most 96 tokens each. The conditions (tests/identity/conditions.py) need proposers, limits and losses that no",
         "command line offers, so their services run in one process; a mode counts only where it is shown that the",
-        "condition was there. Made by `make identity` (tests/e2e/identity.py); the tests run a shorter form.",
+        "condition was there, and log-probabilities of sampled tokens are compared bit for bit. Made by",
+        "`make identity` (tests/e2e/identity.py); the tests run a shorter form.",
         "",
         f"Run on {date.today().isoformat()}: SmolLM2-135M-Instruct (Q4_1 weights, dequantised), "
         f"Python {platform.python_version()}, numpy {np.__version__}, tokenizers {tokenizers.__version__}, "
@@ -203,7 +216,10 @@ def full_report() -> tuple[str, int]:
     for text, num_wrong in sections:
         head.append(text)
         total_wrong += num_wrong
-    head.append(f"Lists that differ, and modes that did not run as their names say: **{total_wrong}**.\n")
+    head.append(
+        "Lists that differ, in log-probabilities too where asked, and modes that did not run as their names say: "
+        f"**{total_wrong}**.\n"
+    )
     return "\n".join(head), total_wrong
 
 

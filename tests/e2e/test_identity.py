@@ -51,9 +51,10 @@ def test_same_seed_gives_the_same_tokens_whatever_drafts(float32: Deployment) ->
 def test_no_condition_changes_a_token() -> None:
     conditions = [condition for condition in CONDITIONS if condition.name in CONDITION_NAMES]
     assert len(conditions) == len(CONDITION_NAMES)
-    requests = [*identity.greedy_requests(2, 12), *identity.sampled_requests(2, 12)]
+    requests = identity.mixed_requests(2, 12)
     off, *others = identity.run_conditions(conditions, requests)
     assert len(set(off.token_ids)) == len(requests)
     for other in others:
         assert other.token_ids == off.token_ids, other.name
+        assert other.logprobs == off.logprobs, other.name
         assert other.happened, other.name

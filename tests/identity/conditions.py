@@ -12,6 +12,7 @@ from draft_service.proposers.base import Proposer
 from orchestrator.server import OrchestratorSettings
 from orchestrator.target_session import TargetPatience
 from tandem.client import GenerationResult
+from tandem.types import TokenLogprobs
 from target_service.limits import Limits
 from target_service.step import StepPlan
 from tests.identity.mixed import MEMBERS
@@ -43,6 +44,11 @@ class Ran:
     @property
     def token_ids(self) -> list[tuple[int, ...]]:
         return [result.token_ids for result in self.results]
+
+    @property
+    def logprobs(self) -> list[tuple[TokenLogprobs, ...]]:
+        """Of what asked for them: the bits of the target's logits, not only which was the largest."""
+        return [result.logprobs for result in self.results]
 
     @property
     def num_drafted(self) -> int:

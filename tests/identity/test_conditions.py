@@ -12,7 +12,14 @@ from tests.identity.conditions import CONDITIONS, OFF, Condition, Ran, Request, 
 from tests.identity.models import Model
 
 GREEDY: dict[str, Any] = {"temperature": 0.0}
-COUPLED: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "frequency_penalty": 0.3, "seed": 11}
+COUPLED: dict[str, Any] = {
+    "temperature": 0.9,
+    "top_p": 0.95,
+    "frequency_penalty": 0.3,
+    "seed": 11,
+    "logprobs": True,
+    "top_logprobs": 2,
+}
 SAMPLINGS = {"greedy": GREEDY, "coupled": COUPLED}
 PROMPTS = ("prompt", "ab" * 20 + "c", "a longer prompt " * 5, "once upon a time there was " * 4)
 
@@ -41,5 +48,6 @@ def test_no_condition_changes_a_token(make_model: Callable[[], Model], sampling:
     assert len(set(expected.token_ids)) == len(PROMPTS)
     ran = asyncio.run(asyncio.wait_for(run(model_of(make_model), condition, requests(sampling)), 60))
     assert ran.token_ids == expected.token_ids
+    assert ran.logprobs == expected.logprobs
     assert [result.text for result in ran.results] == [result.text for result in expected.results]
     assert condition.happened(ran)

@@ -84,7 +84,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=500, derandomize=True)
 @given(case=cases())
 def test_streamed_answers_are_the_whole_text_cut_where_it_ends(case: Case) -> None:
     sequence = case.sequence()
