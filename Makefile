@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test unit check protos identity bench report-block loadtest clean
+.PHONY: demo test unit check protos identity losslessness bench report-block loadtest clean
 
 demo: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
@@ -31,6 +31,13 @@ protos: $(READY)
 identity: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
 	$(BIN)/python -m tests.e2e.identity --out docs/reports/identity.md
+
+# Chi-square over 100,000 tokens of every policy and kind of drafts, up to an hour; writes docs/reports/losslessness.md.
+# One part: ONLY=toy, ONLY=real:block ...; what a broken-off run has done is kept: RESUME=--resume goes on from there.
+losslessness: $(READY)
+	$(BIN)/tandem models pull smollm2-135m
+	GRPC_VERBOSITY=ERROR $(BIN)/python -m tests.losslessness --json docs/reports/losslessness.json \
+		--out docs/reports/losslessness.md --only "$(ONLY)" $(RESUME)
 
 # The engine against a bare forward; writes docs/reports/engine.md. The long spin of waiting threads is what the bare
 # forward is fastest with; services use a short one (engine/__init__.py).

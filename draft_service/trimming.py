@@ -12,8 +12,9 @@ def trim_proposal(proposal: Proposal, item: ProposeInput, vocab_size: int) -> Pr
     """The longest usable start of a proposal.
 
     Drafts past an ending id are cut silently, and so is an ending id where min_tokens forbids it: the target could
-    never accept them. Everything else that is cut is a fault of the proposer's and logged: more drafts than were
-    asked for, ids outside the vocabulary, a tree, missing draft_probs.
+    never accept them. One that was sampled from a q that travels stays, though: refusing a sampled draft for its value
+    would bias what comes in its place. Everything else that is cut is a fault of the proposer's and logged: more drafts
+    than were asked for, ids outside the vocabulary, a tree, missing draft_probs.
     """
     fault = _fault(proposal, item.spec)
     if fault:
@@ -47,9 +48,10 @@ def _fault(proposal: Proposal, spec: SessionSpec) -> str:
 
 
 def _num_until_end(drafts: tuple[int, ...], item: ProposeInput) -> int:
-    """How many drafts there are up to an ending id, itself included where it may end the generation."""
+    """How many drafts there are up to an ending id, itself included where it may end the generation or was sampled."""
     output_len = len(item.committed_token_ids) - item.spec.prompt_len
+    num_forbidden = 0 if item.spec.uses_draft_probs else item.spec.min_tokens - output_len
     for index, token_id in enumerate(drafts):
         if token_id in item.spec.ending_token_ids:
-            return index + (output_len + index >= item.spec.min_tokens)
+            return index + (index >= num_forbidden)
     return len(drafts)

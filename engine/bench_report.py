@@ -15,7 +15,7 @@ def machine_lines() -> list[str]:
     spin = os.environ.get("GOMP_SPINCOUNT", "default")
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     return [
-        f"Machine: {_cpu_name()}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}; "
+        f"Machine: {cpu_name()}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}; "
         f"{torch.get_num_threads()} threads; torch {torch.__version__}.",
         f"OMP_WAIT_POLICY {policy}, GOMP_SPINCOUNT {spin}; load average at the end {load} (this run included).",
     ]
@@ -35,7 +35,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(cells) + " |" for cells in lines]
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The processor's model name."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():

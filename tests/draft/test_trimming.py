@@ -1,6 +1,7 @@
 """What leaves the service is what the round can use, whoever proposed it."""
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -38,6 +39,13 @@ def test_drafts_after_an_ending_id_are_cut_silently_with_their_probs(caplog: pyt
 def test_an_ending_id_is_cut_too_while_min_tokens_forbids_it(num_output: int, expected: tuple[int, ...]) -> None:
     # the ending id would be output number num_output + 1, counted from 0
     assert trim(Proposal((1, 9, 3)), make_spec(eos=[9], min_tokens=3), num_output) == Proposal(expected)
+
+
+def test_a_sampled_ending_id_stays_since_refusing_it_would_bias_what_comes_instead() -> None:
+    spec = replace(SPARSE, eos_token_ids=frozenset({9}), min_tokens=3)
+    assert trim(Proposal((1, 9, 3), (PROBS,) * 3), spec) == Proposal((1, 9), (PROBS,) * 2)
+    one_hot = replace(spec, draft_probs_transport=DraftProbsTransport.ONE_HOT)
+    assert trim(Proposal((1, 9, 3)), one_hot) == Proposal((1,))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,138 @@
+"""The report of all outcomes in Markdown."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy import stats
+
+from engine.bench_report import table
+from tests.losslessness.cells import ALPHA, CELLS, FAMILY_ALPHA, NUM_TOKENS, WRONG_CELLS, Cell
+from tests.losslessness.results import TESTS, Outcome
+from tests.losslessness.statistics import NUM_BINS, power
+
+METHOD = """\
+Is what comes out under speculation distributed as what plain decoding gives? Requests run through the three services,
+and every emitted token x becomes a number U = F(x) + v p(x): p is plain decoding's distribution after the tokens before
+x (the answer fed to the same model in this process, the same processors applied), F(x) the sum of p over the tokens
+ordered before x, v uniform from a generator of its own. If the services are lossless, these numbers are independent and
+uniform on (0, 1), whatever the prompts, drafts and parameters (`tests/losslessness/transform.py` says why, early ends
+included).
+
+Two orders of tokens: by p, which shows errors in what the target likes, and by p / q, which shows errors in what drafts
+are like (q: the draft model's distribution, the adversary's own, or all on the token that prompt lookup would draft).
+For each, chi-square over 50 equal bins of the numbers ("tokens", 49 degrees of freedom) and over 7 x 7 bins of adjacent
+pairs that do not overlap ("pairs", 48 degrees of freedom)."""
+
+SEEDS = """\
+Seeds were fixed beforehand (`tests/losslessness/cells.py`): request n of a cell has the cell's seed plus n, and v is
+drawn from the cell's seed. Settings, seeds and raw bin counts: [losslessness.json](losslessness.json). Made by
+`make losslessness`; the tests run a shorter form."""
+
+REAL = """\
+SmolLM2-135M-Instruct in float32, in three processes, 16 requests at a time, prompts of Spec-Bench in the model's chat
+template, temperature 1, answers to EOS or 256 tokens, at most 2 drafts a round by prompt lookup and 3 by the draft
+model. The draft model is the target without two of its 30 layers, in bfloat16."""
+
+TOY = """\
+V = 64, logits from two random tables; the three services in one process over loopback, 64 requests at a time, at most 3
+drafts a round. Adversaries run inside the real draft service: `reversed` draws from the target's probabilities in
+reversed ranking, `constant` always drafts one token, `eos` always the end, `random` any token, `often EOS` the end half
+of the time while min_tokens forbids it. `processors` mixes top_p, top_k, min_p, penalties, logit_bias, temperatures and
+min_tokens."""
+
+WRONG = """\
+The same harness around rules that are wrong on purpose (`tests/losslessness/wrong_rules.py`): each must be found."""
+
+
+def render(outcomes: Mapping[str, Outcome]) -> tuple[str, bool]:
+    """The report, and whether everything is there and as it should be."""
+    problems = _problems(outcomes)
+    verdict = "**not shown**" if problems else "**lossless**: no cell fails a test, and every wrong rule is found"
+    sections = [
+        "# Losslessness",
+        METHOD,
+        _threshold(),
+        SEEDS,
+        "\n".join(_made(outcomes)),
+        "\n".join([f"Verdict: {verdict}.", *(f"- {problem}" for problem in problems)]),
+        _spread(outcomes),
+        "## The real model",
+        REAL,
+        _table([cell for cell in CELLS if cell.model == "real"], outcomes),
+        "## The toy model, every combination",
+        TOY,
+        _table([cell for cell in CELLS if cell.model == "toy"], outcomes),
+        "## Wrong rules",
+        WRONG,
+        _table(WRONG_CELLS, outcomes),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n", not problems
+
+
+def _problems(outcomes: Mapping[str, Outcome]) -> list[str]:
+    problems = []
+    for cell in (*CELLS, *WRONG_CELLS):
+        outcome = outcomes.get(cell.name)
+        if outcome is None:
+            problems.append(f"`{cell.name}` has not been run")
+        elif outcome.num_tokens < NUM_TOKENS:
+            problems.append(f"`{cell.name}` has {outcome.num_tokens} tokens only")
+        elif cell.rule is None and outcome.smallest_p <= ALPHA:
+            problems.append(f"`{cell.name}` fails: p = {outcome.smallest_p:.2g}")
+        elif cell.rule is not None and outcome.smallest_p > ALPHA:
+            problems.append(f"`{cell.name}` is not found: p = {outcome.smallest_p:.2g}")
+    return problems
+
+
+def _threshold() -> str:
+    """When a test fails, and what it can see: by the non-central chi-square distribution."""
+    shares = []
+    for total_variation in (0.01, 0.02):
+        halves = np.where(np.arange(NUM_BINS) < NUM_BINS // 2, 1, -1)
+        chances = 1 / NUM_BINS + halves * 2 * total_variation / NUM_BINS
+        shares.append(f"{power(chances.tolist(), NUM_TOKENS, ALPHA):.0%} at {total_variation}")
+    return (
+        f"A test fails below p = {ALPHA:.2g}: {FAMILY_ALPHA} over {len(TESTS)} tests of {len(CELLS)} cells "
+        f"(Bonferroni). Every cell has\n{NUM_TOKENS:,} tokens, the first of its answers in order. A total variation "
+        f"that is spread over all 50 bins, the hardest\nto see, is found with probability {', '.join(shares)}."
+    )
+
+
+def _made(outcomes: Mapping[str, Outcome]) -> list[str]:
+    """Where and when, by environment."""
+    lines = []
+    for environment in sorted({outcome.environment for outcome in outcomes.values()}):
+        made = [outcome for outcome in outcomes.values() if outcome.environment == environment]
+        dates = sorted({outcome.date for outcome in made})
+        span = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+        minutes = sum(outcome.seconds for outcome in made) / 60
+        lines.append(f"Run on {span}, {len(made)} cells, {minutes:.0f} minutes of cells: {environment}.")
+    return lines
+
+
+def _spread(outcomes: Mapping[str, Outcome]) -> str:
+    """How the p-values of all lossless cells lie as a whole."""
+    kept = [outcomes[cell.name] for cell in CELLS if cell.name in outcomes]
+    values = [test.p_value for outcome in kept for test in outcome.tests.values()]
+    if not values:
+        return ""
+    num_below = sum(value < FAMILY_ALPHA for value in values)
+    return (
+        f"Of {len(values)} p-values the smallest is {min(values):.2g}; {num_below} are below {FAMILY_ALPHA}, where "
+        f"{len(values) * FAMILY_ALPHA:.0f} are expected.\nKolmogorov-Smirnov of all against the uniform distribution: "
+        f"p = {stats.kstest(values, 'uniform').pvalue:.2g} (for scale: the two orders share their tokens)."
+    )
+
+
+def _table(cells: Sequence[Cell], outcomes: Mapping[str, Outcome]) -> str:
+    header = ["policy", "drafts", "q travels", "requests", "tokens", "rounds", "acceptance"]
+    header += [f"{test}: χ² (p)" for test in TESTS]
+    rows = [_row(cell, outcomes[cell.name]) for cell in cells if cell.name in outcomes]
+    return "\n".join(table(header, rows))
+
+
+def _row(cell: Cell, outcome: Outcome) -> list[str]:
+    policy = f"{cell.policy}, {cell.rule}" if cell.rule else cell.policy.value
+    figures = [f"{outcome.num_tokens:,}", f"{outcome.num_rounds:,}", f"{outcome.acceptance_rate:.1%}"]
+    tests = [f"{test.statistic:.1f} ({test.p_value:.2g})" for test in outcome.tests.values()]
+    return [policy, cell.drafts, cell.transport.value, cell.mix, *figures, *tests]
