@@ -179,7 +179,7 @@ def _neighbours(request: Request, without: GenerationResult, vocab_size: int) ->
 async def _running(
     model: Model, condition: Condition, proposer: Proposer | None, weather: Weather | None
 ) -> AsyncIterator[Stack]:
-    settings = OrchestratorSettings()
+    settings = OrchestratorSettings(draft_timeout_s=60.0)  # a busy machine is not a failed draft
     if isinstance(weather, Storm):
         patience = TargetPatience(answer_s=model.patience_s)
         settings = OrchestratorSettings(draft_timeout_s=model.patience_s / 3, target_patience=patience)

@@ -46,7 +46,7 @@ class Model:
 
 def toy() -> Model:
     """Hashed logits; the draft's are blended with others."""
-    return Model("toy", VOCABULARY, toy_engine, lambda: toy_engine(hashed_logits(VOCAB, seed=3, blend=0.3)), 0.25)
+    return Model("toy", VOCABULARY, toy_engine, lambda: toy_engine(hashed_logits(VOCAB, seed=3, blend=0.3)), 0.4)
 
 
 def tiny() -> Model:
@@ -55,7 +55,7 @@ def tiny() -> Model:
     Its inner size is one at which a packed linear of a single row would give other bits than one of several.
     """
     config = tiny_config(vocab_size=VOCAB, num_layers=4, intermediate_size=1536)
-    return _native("tiny", random_model(config, seed=1), VOCABULARY, 1, 0.25)
+    return _native("tiny", random_model(config, seed=1), VOCABULARY, 1, 0.4)
 
 
 @functools.cache

@@ -138,11 +138,11 @@ class ScriptedProposer:
         self.log.append("close")
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[[], bool], limit_s: float = 20) -> None:
     """Until it holds; TimeoutError when it does not come to that."""
 
     async def poll() -> None:
         while not condition():
             await asyncio.sleep(0.002)
 
-    await asyncio.wait_for(poll(), 20)
+    await asyncio.wait_for(poll(), limit_s)
