@@ -20,7 +20,7 @@ from tandem.types import SamplingParams, SessionSpec
 
 Ids = npt.NDArray[np.int64]
 
-_LIKELY = 1e-4  # at most 10,000 tokens are likelier, and mostly they have top_p together
+_LIKELY = 1e-5  # the thousands of tokens above it mostly have top_p together
 
 
 def process(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
@@ -184,7 +184,8 @@ def _first_with(logits: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch
     """Enough of the ids, by (logit descending, id ascending), to have `top_p` together; their summed probabilities."""
     # [V]
     probs = torch.softmax(logits.double(), dim=0)
-    for floor in (_LIKELY, 0.0):
+    # What the second floor leaves out has less than half of 1 - top_p; the last is for rounding.
+    for floor in (_LIKELY, (1.0 - top_p) / (2 * logits.shape[0]), 0.0):
         token_ids = by_logit(logits, positions(probs > floor))
         cumulative = probs[token_ids].cumsum(dim=0)
         if token_ids.numel() and cumulative[-1] >= top_p:
