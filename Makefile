@@ -49,6 +49,11 @@ bench: $(READY)
 report-block: $(READY)
 	$(BIN)/python -m tests.sampling.block_gain --out docs/reports/block_policy.md
 
+# What sampling costs beside a forward; writes docs/reports/sampling_cost.md.
+bench-sampling: $(READY)
+	$(BIN)/tandem models pull smollm2-135m
+	$(BIN)/tandem bench sampling --out docs/reports/sampling_cost.md
+
 # Locust for 20 seconds against `tandem up`.
 loadtest: $(READY)
 	$(BIN)/tandem models pull smollm2-135m

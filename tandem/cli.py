@@ -103,6 +103,12 @@ def bench_engine(context: typer.Context) -> None:
     run_in_place([sys.executable, "-m", "engine.bench", *context.args], needs_engine=True)
 
 
+@bench_app.command("sampling", context_settings=_PASS_THROUGH)
+def bench_sampling(context: typer.Context) -> None:
+    """What deciding a verification costs beside its forward; `--help` lists its options."""
+    run_in_place([sys.executable, "-m", "target_service.bench_sampling", *context.args], needs_engine=True)
+
+
 @app.command()
 def up(
     model: cluster_options.Model = "smollm2-135m",

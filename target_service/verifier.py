@@ -86,10 +86,10 @@ class Verifier:
         if all(needs_no_logits(request.spec, request.row(0).output_len) for request in requests):
             # [T]
             argmax = self._engine.forward_per_position_argmax(inputs)
-            return _decide_each(argmax, requests, partial(_decide_argmax, batch_rows=batch_rows))
+            return decide_each(argmax, requests, partial(decide_argmax, batch_rows=batch_rows))
         # [T, V]
         logits = self._engine.forward_per_position_logits(inputs)
-        return _decide_each(logits, requests, partial(_decide_logits, batch_rows=batch_rows))
+        return decide_each(logits, requests, partial(decide_logits, batch_rows=batch_rows))
 
     def _settle(self, sequence_id: SequenceId, item: StepItem, decided: Verdict | ItemError | None) -> StepOutcome:
         """The item's outcome, with the sequence's rows taken back to its verdict."""
@@ -121,7 +121,7 @@ def cut(request: VerifyRows, decision: Decision, batch_rows: int = 0) -> Verdict
     return Verdict(len(draft_token_ids), num_accepted, token_ids, finish_reason, batch_rows=batch_rows)
 
 
-def _decide_each(
+def decide_each(
     rows: torch.Tensor, requests: Sequence[VerifyRows], decide: Callable[[torch.Tensor, VerifyRows], Verdict]
 ) -> list[Verdict | ItemError]:
     """Every request's verdict from its own rows of [T, ...]: whatever is wrong with one stays with it."""
@@ -137,14 +137,14 @@ def _decide_each(
     return decided
 
 
-def _decide_argmax(argmax: torch.Tensor, request: VerifyRows, batch_rows: int) -> Verdict:
+def decide_argmax(argmax: torch.Tensor, request: VerifyRows, batch_rows: int) -> Verdict:
     """From the argmax of its rows, int64 [K+1]; ArithmeticError where the engine found no finite logits."""
     if bool((argmax < 0).any()):
         raise ArithmeticError("non-finite logits")
     return cut(request, verify_argmax(argmax, [request])[0], batch_rows)
 
 
-def _decide_logits(logits: torch.Tensor, request: VerifyRows, batch_rows: int) -> Verdict:
+def decide_logits(logits: torch.Tensor, request: VerifyRows, batch_rows: int) -> Verdict:
     """From raw logits [K+1, V]; ArithmeticError for a row without a finite maximum, before or after processing."""
     _check_finite(logits)
     options = request.spec.logprobs

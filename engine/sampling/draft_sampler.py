@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from engine.sampling.gumbel import NoiseKey, gumbel_argmax, noise_key
+from engine.sampling.likeliest import likeliest
 from engine.sampling.processors import process
 from engine.sampling.rejection import probabilities
 from engine.sampling.rows import Row
@@ -55,9 +56,8 @@ def _all(processed: torch.Tensor) -> DraftProbs:
 
 def _likeliest(processed: torch.Tensor) -> DraftProbs:
     """The 128 likeliest tokens of one processed row [V], renormalised; ids ascending, no zero among them."""
-    top_ids = torch.topk(processed, min(MAX_SPARSE_ENTRIES, processed.shape[0])).indices
     # [M]
-    token_ids = top_ids.sort().values
+    token_ids = likeliest(processed, MAX_SPARSE_ENTRIES).sort().values
     probs = probabilities(processed[token_ids]).astype(np.float32)
     kept = probs > 0.0
     return DraftProbs(token_ids.cpu().numpy().astype(np.uint32)[kept], probs[kept])

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.sampling.likeliest import likeliest
 from tandem.rng import F32
 from tandem.types import TokenLogprobs
 
@@ -33,7 +34,7 @@ def token_logprobs(rows: torch.Tensor, token_ids: Sequence[int], num_top: int) -
 
 def _logprobs_of(logits: F32, token_id: int, num_top: int) -> TokenLogprobs:
     """One row [V]."""
-    top_token_ids = _likeliest(logits, num_top)
+    top_token_ids = likeliest(torch.from_numpy(logits), num_top).numpy()
     logprob, *top_logprobs = _log_softmax(logits, np.array([token_id, *top_token_ids])).tolist()
     return TokenLogprobs(logprob, _rank(logits, token_id), tuple(top_token_ids.tolist()), tuple(top_logprobs))
 
@@ -54,13 +55,3 @@ def _rank(logits: F32, token_id: int) -> int:
     """1 for the first by (logit descending, id ascending)."""
     chosen = logits[token_id]
     return 1 + int(np.count_nonzero(logits > chosen)) + int(np.count_nonzero(logits[:token_id] == chosen))
-
-
-def _likeliest(logits: F32, num_top: int) -> Ids:
-    """The first `num_top` of the row [V] by (logit descending, id ascending), fewer where fewer are possible."""
-    num_top = min(num_top, logits.size)
-    if num_top == 0:
-        return np.empty(0, dtype=np.intp)
-    threshold = float(torch.topk(torch.from_numpy(logits), num_top).values[-1])
-    candidates = np.flatnonzero((logits >= threshold) & (logits > -np.inf))  # ids ascending
-    return candidates[np.argsort(-logits[candidates], kind="stable")][:num_top]

@@ -7,16 +7,20 @@ Letters: R rows, V vocabulary.
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 
+from engine.sampling.likeliest import MASKED, by_logit, likeliest, positions
 from engine.sampling.rows import Row
 from tandem.types import SamplingParams, SessionSpec
 
-_SORTED_SPANS = (5.0, 10.0, math.inf)  # below the largest logit, in which top_p sorts
-_MASKED = -math.inf
+Ids = npt.NDArray[np.int64]
+
+_LIKELY = 1e-5  # the thousands of tokens above it mostly have top_p together
 
 
 def process(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
@@ -79,26 +83,31 @@ class _Requests:
 
 
 class _History:
-    """The tokens of one request's committed prefix, counted once for all its rows."""
+    """The tokens of one request's committed prefix, brought together once for all its rows."""
 
     def __init__(self, row: Row) -> None:
-        self._seen = set(row.committed_token_ids)
-        self._output_counts = Counter(row.committed_token_ids[row.spec.prompt_len :])
+        committed: Ids = np.array(row.committed_token_ids, dtype=np.int64)
+        self._seen = np.unique(committed)
+        self._output = committed[row.spec.prompt_len :]
 
-    def seen(self, row: Row) -> set[int]:
-        """Every token of prompt and output before the row."""
-        return self._seen.union(row.draft_token_ids)
+    def seen(self, row: Row) -> Ids:
+        """Every token of prompt and output before the row, once."""
+        return np.unique(_with_drafts(self._seen, row))
 
-    def output_counts(self, row: Row) -> Counter[int]:
-        """How often each output token came before the row."""
-        return self._output_counts + Counter(row.draft_token_ids)
+    def output_counts(self, row: Row) -> tuple[Ids, Ids]:
+        """Each output token before the row, and how often it came."""
+        return np.unique(_with_drafts(self._output, row), return_counts=True)
+
+
+def _with_drafts(token_ids: Ids, row: Row) -> Ids:
+    return np.concatenate((token_ids, np.array(row.draft_token_ids, dtype=np.int64)))
 
 
 def _process_row(logits: torch.Tensor, row: Row, requests: _Requests) -> None:
     """All processors on one row [V], in place."""
     sampling, spec = row.spec.sampling, row.spec
     if sampling.logit_bias:
-        _add(logits, sampling.logit_bias)
+        _add(logits, list(sampling.logit_bias), list(sampling.logit_bias.values()))
     if _has_penalties(sampling):
         _penalise(logits, row, requests.history(row))
     if sampling.allowed_token_ids:
@@ -112,12 +121,11 @@ def _process_row(logits: torch.Tensor, row: Row, requests: _Requests) -> None:
     if sampling.temperature != 1.0:
         # The largest becomes 0, so that the smallest temperature overflows to -inf only.
         logits.sub_(logits.max()).div_(sampling.temperature)
-    if 0 < sampling.top_k < logits.shape[0]:
-        _keep_top_k(logits, sampling.top_k)
-    if sampling.top_p < 1.0:
-        _keep_top_p(logits, sampling.top_p)
+    kept = _first_of(logits, sampling)
+    if kept is not None:
+        _keep(logits, kept)
     if sampling.min_p > 0.0:
-        logits.masked_fill_(logits < float(logits.max()) + math.log(sampling.min_p), _MASKED)
+        _keep_min_p(logits, sampling.min_p)
 
 
 def _has_penalties(sampling: SamplingParams) -> bool:
@@ -126,17 +134,16 @@ def _has_penalties(sampling: SamplingParams) -> bool:
     )
 
 
-def _ids(token_ids: Iterable[int], logits: torch.Tensor) -> torch.Tensor:
+def _ids(token_ids: npt.ArrayLike, logits: torch.Tensor) -> torch.Tensor:
     """The ids that the row has, as an index int64 [N]."""
-    known = [token_id for token_id in token_ids if token_id < logits.shape[0]]
-    return torch.tensor(known, dtype=torch.int64, device=logits.device)
+    ids: Ids = np.asarray(token_ids, dtype=np.int64)
+    return torch.from_numpy(ids[ids < logits.shape[0]]).to(logits.device)
 
 
-def _add(logits: torch.Tensor, amounts: Mapping[int, float]) -> None:
+def _add(logits: torch.Tensor, token_ids: npt.ArrayLike, amounts: npt.ArrayLike) -> None:
     """Add an amount to each token's logit."""
-    index = _ids(amounts, logits)
-    values = [amount for token_id, amount in amounts.items() if token_id < logits.shape[0]]
-    logits[index] += torch.tensor(values, dtype=logits.dtype, device=logits.device)
+    values = np.asarray(amounts, dtype=np.float32)[np.asarray(token_ids) < logits.shape[0]]
+    logits[_ids(token_ids, logits)] += torch.from_numpy(values).to(logits.device)
 
 
 def _penalise(logits: torch.Tensor, row: Row, history: _History) -> None:
@@ -148,43 +155,52 @@ def _penalise(logits: torch.Tensor, row: Row, history: _History) -> None:
         penalty = sampling.repetition_penalty
         logits[index] = torch.where(seen > 0, seen / penalty, seen * penalty)
     if sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0:
-        presence, frequency = sampling.presence_penalty, sampling.frequency_penalty
-        counts = history.output_counts(row)
-        _add(logits, {token_id: -(presence + frequency * count) for token_id, count in counts.items()})
+        token_ids, counts = history.output_counts(row)
+        _add(logits, token_ids, -(sampling.presence_penalty + sampling.frequency_penalty * counts))
 
 
 def _mask(logits: torch.Tensor, index: torch.Tensor) -> None:
     """Mask these tokens, unless nothing would be left."""
     before = logits[index]
-    logits[index] = _MASKED
-    if logits.max() == _MASKED:
+    logits[index] = MASKED
+    if logits.max() == MASKED:
         logits[index] = before
 
 
-def _keep_top_k(logits: torch.Tensor, top_k: int) -> None:
-    """Mask all but the `top_k` first by (logit descending, id ascending)."""
-    threshold = torch.topk(logits, top_k).values[-1]
-    num_above = int((logits > threshold).sum())
-    ties = (logits == threshold).nonzero()[:, 0]
-    logits.masked_fill_(logits < threshold, _MASKED)
-    logits[ties[top_k - num_above :]] = _MASKED
+def _first_of(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor | None:
+    """The ids that top_k and top_p keep, by (logit descending, id ascending); None for all."""
+    if 0 < sampling.top_k < logits.shape[0]:
+        token_ids = likeliest(logits, sampling.top_k)
+        cumulative = torch.softmax(logits[token_ids].double(), dim=0).cumsum(dim=0)
+    elif sampling.top_p < 1.0:
+        token_ids, cumulative = _first_with(logits, sampling.top_p)
+    else:
+        return None
+    # A token stays while those before it have less than top_p; the first always does.
+    return token_ids if sampling.top_p >= 1.0 else token_ids[: int((cumulative < sampling.top_p).sum()) + 1]
 
 
-def _keep_top_p(logits: torch.Tensor, top_p: float) -> None:
-    """Keep a token while the probabilities before it, by (logit descending, id ascending), sum to less than top_p.
-
-    The first is always kept. Only tokens near the largest logit are sorted, and more when they are too few.
-    """
+def _first_with(logits: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Enough of the ids, by (logit descending, id ascending), to have `top_p` together; their summed probabilities."""
     # [V]
     probs = torch.softmax(logits.double(), dim=0)
-    peak = float(logits.max())
-    for span in _SORTED_SPANS:
-        token_ids = (logits > peak - span).nonzero()[:, 0]  # ids ascending, equal logits together in or out
-        token_ids = token_ids[torch.sort(logits[token_ids], descending=True, stable=True).indices]
+    # What the second floor leaves out has less than half of 1 - top_p; the last is for rounding.
+    for floor in (_LIKELY, (1.0 - top_p) / (2 * logits.shape[0]), 0.0):
+        token_ids = by_logit(logits, positions(probs > floor))
         cumulative = probs[token_ids].cumsum(dim=0)
-        if cumulative[-1] >= top_p:
+        if token_ids.numel() and cumulative[-1] >= top_p:
             break
-    kept = token_ids[: int((cumulative < top_p).sum()) + 1]
-    values = logits[kept]
-    logits.fill_(_MASKED)
-    logits[kept] = values
+    return token_ids, cumulative
+
+
+def _keep(logits: torch.Tensor, token_ids: torch.Tensor) -> None:
+    """Mask all other tokens."""
+    values = logits[token_ids]
+    logits.fill_(MASKED)
+    logits[token_ids] = values
+
+
+def _keep_min_p(logits: torch.Tensor, min_p: float) -> None:
+    """Mask what has less than min_p times the largest probability."""
+    floor = np.float32(float(logits.max()) + math.log(min_p))
+    F.threshold(logits, float(np.nextafter(floor, np.float32(MASKED))), MASKED, inplace=True)  # keeps what is above

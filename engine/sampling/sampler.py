@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
+import numpy as np
 import torch
 
 from engine.sampling import noise_torch
@@ -22,16 +23,20 @@ RowsArgmax = Callable[[torch.Tensor, Sequence[NoiseKey]], torch.Tensor]
 
 
 def select(scores: torch.Tensor) -> torch.Tensor:
-    """THE selection rule: argmax of float32 scores [..., V] -> int64 [...]; the lowest id among equals."""
-    return torch.argmax(scores.float(), dim=-1)
+    """THE selection rule: argmax of float32 scores [..., V] -> int64 [...]; the lowest id among equals.
+
+    A lower precision is rounded up to float32, which keeps order and ties. On a CPU numpy's argmax takes less than
+    a tenth of the time of torch's; both take the first of equals, and a NaN for the largest.
+    """
+    scores = scores.float()
+    if scores.device.type == "cpu":
+        return torch.from_numpy(np.asarray(scores.numpy().argmax(axis=-1)))
+    return scores.argmax(dim=-1)
 
 
 def finite_argmax(logits: torch.Tensor) -> torch.Tensor:
-    """`select` for raw logits [R, V] of any precision, without a copy -> int64 [R]; -1 where none is finite.
-
-    Rounding up to float32 keeps order and ties, and argmax takes a NaN for the largest.
-    """
-    token_ids = logits.argmax(dim=-1)
+    """`select` for raw logits [R, V] -> int64 [R]; -1 where the largest is not finite."""
+    token_ids = select(logits)
     largest = logits.gather(-1, token_ids[:, None])[:, 0]
     return token_ids.masked_fill(~torch.isfinite(largest), -1)
 

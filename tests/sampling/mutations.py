@@ -106,10 +106,16 @@ RESIDUALS = {
 }
 ROWS = {
     "frequency penalties ignore the drafts before a row": Mutation(
-        processors._History.output_counts, " + Counter(row.draft_token_ids)", "", session={"frequency_penalty": 2.0}
+        processors._History.output_counts,
+        "_with_drafts(self._output, row)",
+        "self._output",
+        session={"frequency_penalty": 2.0},
     ),
     "repetition penalties ignore the drafts before a row": Mutation(
-        processors._History.seen, ".union(row.draft_token_ids)", "", session={"repetition_penalty": 2.0}
+        processors._History.seen,
+        "_with_drafts(self._seen, row)",
+        "self._seen",
+        session={"repetition_penalty": 2.0},
     ),
     "the bonus row is not processed": Mutation(
         policies.rows_of,

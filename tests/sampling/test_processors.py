@@ -161,6 +161,11 @@ def test_top_p_over_a_sorted_prefix_equals_sorting_the_whole_vocabulary(top_p: f
     assert np.array_equal(np.flatnonzero(result.numpy() > -np.inf), expected)
 
 
+def test_top_p_of_a_large_vocabulary_in_which_nothing_is_likely() -> None:
+    result = process(torch.zeros(1, 20_480), [Row(make_spec(top_p=0.25), PROMPT)])[0]
+    assert torch.equal(result, torch.cat((torch.zeros(5_120), torch.full((15_360,), -INF))))
+
+
 def test_min_p_of_one_keeps_exactly_the_likeliest() -> None:
     assert processed([1, 2, 2, 0], Row(make_spec(min_p=1.0), PROMPT)) == [-INF, 2, 2, -INF]
 
