@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test unit check protos identity losslessness bench report-block loadtest clean
+.PHONY: demo test unit check protos identity losslessness bench bench-sampling report-block loadtest clean
 
 demo: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
