@@ -52,7 +52,7 @@ class Cell:
     mix: str = "past EOS"  # of MIXES
     num_draft_tokens: int = 3
     max_tokens: int = 64
-    rule: str | None = None  # a wrong rule of wrong_rules.py in the policy's place
+    rule: str | None = None  # of wrong_rules.py, in force instead of the right one
 
     @property
     def name(self) -> str:
@@ -121,12 +121,16 @@ def _real_cells() -> list[Cell]:
 
 
 def _wrong_cells() -> list[Cell]:
-    return [
-        Cell("toy", COUPLED, "draft_model", DraftProbsTransport.COUPLED, rule="fresh draw after a difference"),
-        Cell("toy", REJECTION, "draft_model", SPARSE, rule="recovered from the target"),
-        Cell("toy", REJECTION, "draft_model", SPARSE, rule="recovered with the draft's noise"),
-        Cell("toy", BLOCK, "draft_model", SPARSE, rule="stops at a failure"),
+    rules = [
+        (COUPLED, "a draft that differs is followed by a fresh draw"),
+        (REJECTION, "rejected drafts are replaced from p"),
+        (REJECTION, "residual draws use the draft's noise"),
+        (BLOCK, "residual draws use the draft's noise"),
+        (BLOCK, "the search ends at the first failure"),
+        (BLOCK, "weights are not carried on"),
     ]
+    transports = {COUPLED: DraftProbsTransport.COUPLED, REJECTION: SPARSE, BLOCK: SPARSE}
+    return [Cell("toy", policy, "draft_model", transports[policy], rule=rule) for policy, rule in rules]
 
 
 CELLS: tuple[Cell, ...] = (*_real_cells(), *_toy_cells())

@@ -41,7 +41,8 @@ of the time while min_tokens forbids it. `processors` mixes top_p, top_k, min_p,
 min_tokens."""
 
 WRONG = """\
-The same harness around rules that are wrong on purpose (`tests/losslessness/wrong_rules.py`): each must be found."""
+The same harness with the named fault put into the real rule (`tests/losslessness/wrong_rules.py`): each must be
+found."""
 
 
 def render(outcomes: Mapping[str, Outcome]) -> tuple[str, bool]:
@@ -132,7 +133,7 @@ def _table(cells: Sequence[Cell], outcomes: Mapping[str, Outcome]) -> str:
 
 
 def _row(cell: Cell, outcome: Outcome) -> list[str]:
-    policy = f"{cell.policy}, {cell.rule}" if cell.rule else cell.policy.value
+    policy = f"{cell.policy}: {cell.rule}" if cell.rule else cell.policy.value
     figures = [f"{outcome.num_tokens:,}", f"{outcome.num_rounds:,}", f"{outcome.acceptance_rate:.1%}"]
     tests = [f"{test.statistic:.1f} ({test.p_value:.2g})" for test in outcome.tests.values()]
     return [policy, cell.drafts, cell.transport.value, cell.mix, *figures, *tests]

@@ -17,9 +17,8 @@ KINDS = (
     "toy:block:draft_model:sparse",
     "toy:block:reversed:full",
 )
-PLAIN_TO_SEE = [
-    cell for cell in WRONG_CELLS if cell.rule != "recovered with the draft's noise"
-]  # that takes 20,000
+# A shared stream of noise takes tens of thousands of tokens to see.
+PLAIN_TO_SEE = [cell for cell in WRONG_CELLS if "noise" not in str(cell.rule)]
 
 
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if cell.name in KINDS], ids=lambda cell: cell.name)

@@ -15,7 +15,7 @@ from tests.losslessness.answers import Answer, Request, collect
 from tests.losslessness.cells import Cell
 from tests.losslessness.suspects import of_engine, of_function, of_prompt_lookup
 from tests.losslessness.transform import LogQ, Reference, uniforms
-from tests.losslessness.wrong_rules import in_place_of
+from tests.losslessness.wrong_rules import in_force
 from tests.orchestrator.services import VOCABULARY, all_services, ngram_draft, toy_engine
 
 CONCURRENCY = 64
@@ -32,7 +32,7 @@ async def _answers(cell: Cell, num_tokens: int) -> list[Answer]:
     def make_request(number: int) -> Request:
         return cell.request(number, (number % toy_model.EOS, number // toy_model.EOS % toy_model.EOS))
 
-    with in_place_of(cell.policy, cell.rule):
+    with in_force(cell.rule):
         async with all_services(proposer_maker(cell.drafts), _target_engine(), _SETTINGS) as services:
             return await collect(services.client, make_request, num_tokens, CONCURRENCY)
 

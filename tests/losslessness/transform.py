@@ -31,6 +31,7 @@ from tandem.types import SessionSpec
 from tests.losslessness.answers import Answer
 
 ORDERS = ("p", "p/q")
+_WORKING_SET = 1 << 16  # logits at a time, so that all steps on them find them in the cache
 
 LogQ = Callable[
     [Sequence[int], int], torch.Tensor
@@ -91,22 +92,26 @@ def transform(processed: torch.Tensor, log_q: torch.Tensor, token_ids: Sequence[
     if bool((own == -torch.inf).any()):
         index = int((own[:, 0] == -torch.inf).nonzero()[0])
         raise ImpossibleTokenError(f"token {token_ids[index]} at output index {index} has probability 0")
-    numbers = np.empty((len(ORDERS), len(token_ids)))
-    for index, draw in enumerate(draws):
-        numbers[:, index] = _transform_row(processed[index], log_q[index], ids[index], draw)
-    return numbers
+    num_at_once = max(1, _WORKING_SET // processed.shape[1])
+    parts = zip(
+        *(rows.split(num_at_once) for rows in (processed, log_q, ids, torch.from_numpy(draws))), strict=True
+    )
+    return np.concatenate([_transform_rows(*part).numpy() for part in parts], axis=1)
 
 
-def _transform_row(log_p: torch.Tensor, log_q: torch.Tensor, token_id: torch.Tensor, draw: float) -> list[float]:
-    """U of one token in both orders, from log p [V] and log q [V], each up to a constant; no order knows constants.
+def _transform_rows(
+    log_p: torch.Tensor, log_q: torch.Tensor, ids: torch.Tensor, draws: torch.Tensor
+) -> torch.Tensor:
+    """U [O, N] from log p and log q [N, V], each up to a constant a row (no order knows constants), ids [N, 1], v [N].
 
-    Where p is 0, p / q is not a number or 0, so it comes before nothing.
+    Where p is 0, p / q is 0 or not a number: it comes before nothing.
     """
-    # [V]
-    weights = (log_p - log_p.max()).double().exp_()
+    # [N, V]
+    weights = (log_p - log_p.amax(dim=1, keepdim=True)).double().exp_()
     ratio = log_p - log_q
-    is_equal = (log_p == log_p[token_id]) & (torch.arange(len(log_p)) < token_id)
-    is_before = (log_p > log_p[token_id]) | is_equal
-    is_before_by_ratio = (ratio > ratio[token_id]) | (is_before & (ratio == ratio[token_id]))
-    masses = [weights[is_before].sum(), weights[is_before_by_ratio].sum()]
-    return [float((mass + draw * weights[token_id]) / weights.sum()) for mass in masses]
+    own, own_ratio = log_p.gather(1, ids), ratio.gather(1, ids)
+    is_before = (log_p > own) | ((log_p == own) & (torch.arange(log_p.shape[1]) < ids))
+    is_before_by_ratio = (ratio > own_ratio) | (is_before & (ratio == own_ratio))
+    # [O, N]
+    before = torch.stack([weights.where(order, 0.0).sum(dim=1) for order in (is_before, is_before_by_ratio)])
+    return (before + draws * weights.gather(1, ids)[:, 0]) / weights.sum(dim=1)
