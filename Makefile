@@ -14,7 +14,7 @@ test: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
 	TANDEM_REQUIRE_MODEL=1 $(BIN)/python -m pytest
 
-# No model files and no processes of the whole system; under a minute.
+# No model files, no processes of the whole system, the short form of what is marked slow.
 unit: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not model and not slow" --ignore tests/e2e
 
