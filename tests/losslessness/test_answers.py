@@ -1,6 +1,7 @@
 """Requests as their cells say, and answers in the order of their requests."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,20 +54,25 @@ class Client:
 
     def __init__(self) -> None:
         self.num_asked = 0
+        self.num_ended = 0
+        self.num_ended_early = 0  # before an earlier request
 
     async def complete(self, prompt_ids: tuple[int, ...], **options: Any) -> Result:
         number = self.num_asked
         self.num_asked += 1
         for _ in range(9 - 3 * (number % 3)):
             await asyncio.sleep(0)
+        self.num_ended_early += number > self.num_ended
+        self.num_ended += 1
         return Result(1 + number % 5)
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 7])
 def test_answers_are_the_first_that_hold_enough_tokens_whatever_ends_first(concurrency: int) -> None:
-    client, cell = Client(), CELLS[0]
+    client, cell = Client(), replace(CELLS[0], max_tokens=5)
     answers = asyncio.run(collect(client, lambda n: cell.request(n, (n,)), 61, concurrency))  # type: ignore[arg-type]
     assert [answer.request.prompt_ids for answer in answers] == [
         (n,) for n in range(21)
     ]  # 4 x (1 + .. + 5), then 1
     assert client.num_asked < 21 + 2 * concurrency
+    assert client.num_ended_early > 0 or concurrency == 1
