@@ -25,14 +25,14 @@ _ALL = (*CELLS, *WRONG_CELLS)
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when the report shows what it should, 1 when it does not or a cell broke, 2 for cells that do not exist."""
     options = _parser().parse_args(arguments)
-    outcomes = results.load(options.json)
     chosen = [cell for cell in _ALL if cell.name.startswith(tuple(options.only or ("",)))]
     if not chosen:
         names = "\n".join(cell.name for cell in _ALL)
         sys.stderr.write(f"--only {options.only}: no cell's name starts so; there are:\n{names}\n")
         return 2
     if options.resume:
-        done = {name for name, outcome in outcomes.items() if outcome.num_tokens >= options.tokens}
+        kept = results.load(options.json)
+        done = {name for name, outcome in kept.items() if outcome.num_tokens >= options.tokens}
         chosen = [cell for cell in chosen if cell.name not in done]
     num_broken = 0
     for cell, outcome_of in _run(chosen, options.tokens, options.jobs):
@@ -42,11 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _log.exception("%s broke", cell.name)
             num_broken += 1
             continue
-        outcomes[cell.name] = outcome
-        results.save(options.json, outcomes)
+        results.save(options.json, {**results.load(options.json), cell.name: outcome})  # parts may run side by side
         sys.stdout.write(f"{cell.name}: smallest p {outcome.smallest_p:.2g}, {outcome.seconds:.0f} s\n")
         sys.stdout.flush()
-    report, is_shown = render(outcomes)
+    report, is_shown = render(results.load(options.json))
     options.out.write_text(report, encoding="utf-8")
     return 0 if is_shown and not num_broken else 1
 

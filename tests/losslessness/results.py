@@ -1,6 +1,7 @@
 """What a cell gave, as it is kept: raw bin counts and everything they were got with."""
 
 import json
+import logging
 import os
 import platform
 import time
@@ -20,6 +21,8 @@ from tests.losslessness.answers import Answer
 from tests.losslessness.cells import CELLS, WRONG_CELLS, Cell
 from tests.losslessness.statistics import ChiSquare, bins_of_numbers, bins_of_pairs
 from tests.losslessness.transform import ORDERS
+
+_log = logging.getLogger(__name__)
 
 MAX_FALLBACK_SHARE = 0.01  # of the rounds
 TESTS = tuple(f"{kind} by {order}" for order in ORDERS for kind in ("tokens", "pairs"))
@@ -110,12 +113,18 @@ def environment() -> str:
 
 
 def load(path: Path) -> dict[str, Outcome]:
-    """The outcomes in the file by cell name, of cells that are still what they were; none without a file."""
+    """The outcomes in the file by cell name, of cells that are still what they were; none without a file.
+
+    Others are named in a warning.
+    """
     if not path.exists():
         return {}
     kept = json.loads(path.read_text(encoding="utf-8"))["cells"]
     settings = {cell.name: cell.settings for cell in (*CELLS, *WRONG_CELLS)}
-    return {name: Outcome(**fields) for name, fields in kept.items() if fields["settings"] == settings.get(name)}
+    changed = [name for name, fields in kept.items() if fields["settings"] != settings.get(name)]
+    if changed:
+        _log.warning("%s: left out, since these cells are gone or have changed: %s", path, ", ".join(changed))
+    return {name: Outcome(**fields) for name, fields in kept.items() if name not in changed}
 
 
 def save(path: Path, outcomes: dict[str, Outcome]) -> None:

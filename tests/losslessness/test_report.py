@@ -76,11 +76,14 @@ def test_outcomes_are_kept_as_they_are(outcomes: dict[str, Outcome], tmp_path: P
     assert len(path.read_text().splitlines()) == len(outcomes) + 2
 
 
-def test_an_outcome_of_a_cell_that_has_changed_is_left_out(outcomes: dict[str, Outcome], tmp_path: Path) -> None:
+def test_an_outcome_of_a_cell_that_has_changed_is_left_out_and_named(
+    outcomes: dict[str, Outcome], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     name = CELLS[3].name
     changed = {**outcomes, name: replace(outcomes[name], settings={**outcomes[name].settings, "max_tokens": 65})}
     results.save(tmp_path / "results.json", changed)
     assert results.load(tmp_path / "results.json").keys() == outcomes.keys() - {name}
+    assert name in caplog.text
 
 
 def test_answers_that_show_nothing_do_not_count() -> None:
