@@ -27,8 +27,16 @@ def likeliest(logits: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def by_logit(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Ascending ids [N] -> the same by (logit descending, id ascending)."""
-    return token_ids[torch.sort(logits[token_ids], descending=True, stable=True).indices]
+    """Ids [N] of float32 [V] in any order -> the same by (logit descending, id ascending).
+
+    numpy sorts plain integers several times faster than anything sorts floats and keeps their places, so logit and
+    id become one: the bits of a float32 have its order once those of negative ones, but for the sign, are inverted.
+    """
+    bits = (logits[token_ids] + 0.0).cpu().numpy().view(np.int32)  # -0.0 becomes 0.0
+    ascending = bits ^ (bits >> 31 & 0x7FFFFFFF)
+    keys = (~ascending).astype(np.int64) << 32 | token_ids.cpu().numpy()
+    keys.sort()
+    return torch.from_numpy(keys & 0xFFFFFFFF).to(logits.device)
 
 
 def positions(mask: torch.Tensor) -> torch.Tensor:

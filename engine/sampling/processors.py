@@ -86,13 +86,12 @@ class _History:
     """The tokens of one request's committed prefix, brought together once for all its rows."""
 
     def __init__(self, row: Row) -> None:
-        committed: Ids = np.array(row.committed_token_ids, dtype=np.int64)
-        self._seen = np.unique(committed)
-        self._output = committed[row.spec.prompt_len :]
+        self._committed: Ids = np.array(row.committed_token_ids, dtype=np.int64)
+        self._output = self._committed[row.spec.prompt_len :]
 
     def seen(self, row: Row) -> Ids:
-        """Every token of prompt and output before the row, once."""
-        return np.unique(_with_drafts(self._seen, row))
+        """Every token of prompt and output before the row, as often as it came."""
+        return _with_drafts(self._committed, row)
 
     def output_counts(self, row: Row) -> tuple[Ids, Ids]:
         """Each output token before the row, and how often it came."""
@@ -153,6 +152,7 @@ def _penalise(logits: torch.Tensor, row: Row, history: _History) -> None:
         index = _ids(history.seen(row), logits)
         seen = logits[index]
         penalty = sampling.repetition_penalty
+        # A token that came twice is written twice, with one and the same value.
         logits[index] = torch.where(seen > 0, seen / penalty, seen * penalty)
     if sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0:
         token_ids, counts = history.output_counts(row)

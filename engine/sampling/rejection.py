@@ -19,9 +19,8 @@ Q = tuple[npt.NDArray[np.int64], F64]  # ids [M], distinct, and their probabilit
 
 def probabilities(processed: torch.Tensor) -> F64:
     """softmax of one processed row [V] -> float64 [V]; exactly 0 where it is masked."""
-    logits = processed.cpu().numpy().astype(np.float64)
-    weights = np.exp(logits - logits.max())
-    return np.asarray(weights / weights.sum())
+    probs: F64 = torch.softmax(processed.double(), dim=0).cpu().numpy()  # numpy is slow where logits are -inf
+    return probs
 
 
 def sent_q(draft_probs: DraftProbs) -> Q:

@@ -113,8 +113,8 @@ ROWS = {
     ),
     "repetition penalties ignore the drafts before a row": Mutation(
         processors._History.seen,
-        "_with_drafts(self._seen, row)",
-        "self._seen",
+        "_with_drafts(self._committed, row)",
+        "self._committed",
         session={"repetition_penalty": 2.0},
     ),
     "the bonus row is not processed": Mutation(

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sampling.likeliest import likeliest
+from engine.sampling.likeliest import by_logit, likeliest
 
 
 @settings(max_examples=300, deadline=None)
@@ -34,6 +34,12 @@ def test_a_large_vocabulary_is_no_different(count: int) -> None:
     assert (
         likeliest(torch.from_numpy(logits), count).tolist() == np.argsort(-logits, kind="stable")[:count].tolist()
     )
+
+
+def test_order_is_that_of_the_numbers_and_ids_decide_among_equals() -> None:
+    tiny = torch.finfo(torch.float32).tiny
+    logits = torch.tensor([-1.0, -0.0, 0.0, tiny, -tiny, 3e38, -3e38, 0.0, -0.0, -torch.inf])
+    assert by_logit(logits, torch.arange(9, -1, -1)).tolist() == [5, 3, 1, 2, 7, 8, 4, 0, 6, 9]
 
 
 def test_the_lowest_finite_logit_is_not_taken_for_a_masked_one() -> None:
