@@ -34,10 +34,11 @@ identity: $(READY)
 
 # Chi-square over 100,000 tokens of every policy and kind of drafts, up to an hour; writes docs/reports/losslessness.md.
 # One part: ONLY=toy, ONLY=real:block ...; what a broken-off run has done is kept: RESUME=--resume goes on from there.
+# AGAIN=--again repeats the cells of ONLY with other seeds, which explains a failure and does not undo it.
 losslessness: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
 	GRPC_VERBOSITY=ERROR $(BIN)/python -m tests.losslessness --json docs/reports/losslessness.json \
-		--out docs/reports/losslessness.md --only "$(ONLY)" $(RESUME)
+		--out docs/reports/losslessness.md --only "$(ONLY)" $(RESUME) $(AGAIN)
 
 # The engine against a bare forward; writes docs/reports/engine.md. The long spin of waiting threads is what the bare
 # forward is fastest with; services use a short one (engine/__init__.py).

@@ -26,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0 when the report shows what it should, 1 when it does not or a cell broke, 2 for cells that do not exist."""
     options = _parser().parse_args(arguments)
     chosen = [cell for cell in _ALL if cell.name.startswith(tuple(options.only or ("",)))]
+    if options.again:
+        chosen = [repeat for cell in chosen for repeat in cell.repeats]
     if not chosen:
         names = "\n".join(cell.name for cell in _ALL)
         sys.stderr.write(f"--only {options.only}: no cell's name starts so; there are:\n{names}\n")
@@ -68,6 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, required=True, help="where raw results are kept, and added to")
     parser.add_argument("--out", type=Path, required=True, help="the report")
     parser.add_argument("--only", action="append", help="cells whose name starts so, e.g. real:block; repeatable")
+    parser.add_argument(
+        "--again", action="store_true", help="run the repeats of these cells, with other seeds, instead"
+    )
     parser.add_argument("--resume", action="store_true", help="leave out cells that are there with so many tokens")
     parser.add_argument("--tokens", type=int, default=NUM_TOKENS, help="of a cell")
     parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count(), help="toy cells at a time")

@@ -7,7 +7,7 @@ is drawn from `cell.seed`.
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ COUPLED, REJECTION, BLOCK = VerificationPolicy.COUPLED, VerificationPolicy.REJEC
 ONE_HOT, SPARSE, FULL = DraftProbsTransport.ONE_HOT, DraftProbsTransport.SPARSE, DraftProbsTransport.FULL
 FAMILY_ALPHA = 0.05  # the chance that any test of a lossless system fails
 NUM_TOKENS = 100_000  # of a cell
+NUM_REPEATS = 10
 TIMEOUT_S = 600.0  # of a request: nothing waits for ever
 
 # What the requests of a cell ask for, in turn; numbers that float32 holds, which is what travels.
@@ -53,12 +54,19 @@ class Cell:
     num_draft_tokens: int = 3
     max_tokens: int = 64
     rule: str | None = None  # of wrong_rules.py, in force instead of the right one
+    repeat: int = 0  # 1 ..: the same again with other seeds
 
     @property
     def name(self) -> str:
         """Unique among the cells; results are kept under it."""
         parts = ["wrong" if self.rule else self.model, self.policy.value, self.drafts, self.transport.value]
-        return ":".join([*parts, *([self.rule] if self.rule else []), *([] if self.mix in _PLAIN else [self.mix])])
+        name = ":".join([*parts, *([self.rule] if self.rule else []), *([] if self.mix in _PLAIN else [self.mix])])
+        return f"{name}#{self.repeat}" if self.repeat else name
+
+    @property
+    def repeats(self) -> list["Cell"]:
+        """What a cell below its bound is looked at again with; the first figure stays."""
+        return [replace(self, repeat=number) for number in range(1, NUM_REPEATS + 1)]
 
     @property
     def seed(self) -> int:

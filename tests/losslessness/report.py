@@ -63,6 +63,7 @@ def render(outcomes: Mapping[str, Outcome]) -> tuple[str, bool]:
         "## The toy model, every combination",
         TOY,
         _table([cell for cell in CELLS if cell.model == "toy"], outcomes),
+        *_looked_at_again(outcomes),
         "## Wrong rules",
         WRONG,
         _table(WRONG_CELLS, outcomes),
@@ -83,6 +84,23 @@ def _problems(outcomes: Mapping[str, Outcome]) -> list[str]:
         elif cell.rule is not None and outcome.smallest_p > ALPHA:
             problems.append(f"`{cell.name}` is not found: p = {outcome.smallest_p:.2g}")
     return problems
+
+
+def _looked_at_again(outcomes: Mapping[str, Outcome]) -> list[str]:
+    """The repeats of cells that are below their bound. They explain a failure; they do not undo it."""
+    repeated = [cell for cell in CELLS if any(repeat.name in outcomes for repeat in cell.repeats)]
+    if not repeated:
+        return []
+    repeats = [repeat for cell in repeated for repeat in cell.repeats]
+    made = [outcomes[repeat.name] for repeat in repeats if repeat.name in outcomes]
+    values = [test.p_value for outcome in made for test in outcome.tests.values()]
+    names = ", ".join(f"`{cell.name}`" for cell in repeated)
+    text = (
+        f"Decided on after the first figures had been seen, so the verdict does not count them: {names} with other seeds,\n"
+        f"{len(made)} of {len(repeats)} repeats made. Of their {len(values)} p-values the smallest is {min(values):.2g}; "
+        f"Bonferroni over these alone\nasks for {FAMILY_ALPHA / len(values):.2g}."
+    )
+    return ["## Looked at again", text, _table(repeats, outcomes)]
 
 
 def _threshold() -> str:

@@ -120,7 +120,8 @@ def load(path: Path) -> dict[str, Outcome]:
     if not path.exists():
         return {}
     kept = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    settings = {cell.name: cell.settings for cell in (*CELLS, *WRONG_CELLS)}
+    cells = [*CELLS, *WRONG_CELLS, *(repeat for cell in CELLS for repeat in cell.repeats)]
+    settings = {cell.name: cell.settings for cell in cells}
     changed = [name for name, fields in kept.items() if fields["settings"] != settings.get(name)]
     if changed:
         _log.warning("%s: left out, since these cells are gone or have changed: %s", path, ", ".join(changed))

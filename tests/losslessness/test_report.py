@@ -68,6 +68,18 @@ def test_one_cell_that_is_not_as_it_should_be_is_named_and_decides(
     assert problem in line
 
 
+def test_repeats_are_told_and_do_not_undo_a_failure(outcomes: dict[str, Outcome], tmp_path: Path) -> None:
+    cell = CELLS[5]
+    outcomes[cell.name] = outcome(cell, excess=500)
+    outcomes |= {repeat.name: outcome(repeat) for repeat in cell.repeats[:3]}
+    results.save(tmp_path / "results.json", outcomes)
+    report, is_shown = render(results.load(tmp_path / "results.json"))
+    assert not is_shown
+    assert f"`{cell.name}` fails" in report
+    assert "3 of 10 repeats made" in report
+    assert len({repeat.seed for repeat in cell.repeats} | {cell.seed}) == 11
+
+
 def test_outcomes_are_kept_as_they_are(outcomes: dict[str, Outcome], tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     assert results.load(path) == {}
