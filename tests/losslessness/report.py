@@ -96,9 +96,9 @@ def _looked_at_again(outcomes: Mapping[str, Outcome]) -> list[str]:
     values = [test.p_value for outcome in made for test in outcome.tests.values()]
     names = ", ".join(f"`{cell.name}`" for cell in repeated)
     text = (
-        f"Decided on after the first figures had been seen, so the verdict does not count them: {names} with other seeds,\n"
-        f"{len(made)} of {len(repeats)} repeats made. Of their {len(values)} p-values the smallest is {min(values):.2g}; "
-        f"Bonferroni over these alone\nasks for {FAMILY_ALPHA / len(values):.2g}."
+        f"Decided on after the first figures had been seen, so the verdict does not count them: {names}\n"
+        f"with other seeds, {len(made)} of {len(repeats)} repeats made. Of their {len(values)} p-values the smallest\n"
+        f"is {min(values):.2g}; Bonferroni over these alone asks for {FAMILY_ALPHA / len(values):.2g}."
     )
     return ["## Looked at again", text, _table(repeats, outcomes)]
 
