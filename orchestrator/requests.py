@@ -153,6 +153,7 @@ def _session_spec(request: pb.GenerateRequest, prompt: tuple[int, ...], offer: O
         verification_policy=policy,
         draft_probs_transport=_transport(asked_transport, policy, offer),
         logprobs=_logprobs(request),
+        priority=request.priority,
     )
 
 

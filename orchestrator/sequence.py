@@ -54,6 +54,7 @@ class Sequence:
         self.stats = SpeculationStats()
         self.finish_reason: FinishReason | None = None
         self.matched_token_id: int | None = None
+        self.num_cached_tokens = 0  # of the prompt, in the target's prefix cache
         self._started_at = clock() if started_at is None else started_at
         self._first_token_at: float | None = None
         self._last_token_at: float | None = None
@@ -130,6 +131,7 @@ class Sequence:
         self._last_token_at = self._clock()
         if self._first_token_at is None:
             self._first_token_at = self._last_token_at
+            self.num_cached_tokens = min(verdict.num_cached_tokens, self.num_prompt_tokens)
         logprobs = verdict.logprobs[: len(token_ids)]
         return RoundOutput(token_ids, self._take_text(), num_drafted, num_accepted, logprobs)
 

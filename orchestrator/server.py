@@ -227,6 +227,7 @@ def _complete(sequence: Sequence) -> pb.GenerateResponse:
         num_completion_tokens=sequence.num_completion_tokens,
         time_to_first_token_us=round(sequence.time_to_first_token_s * 1e6),
         generation_us=round(sequence.generation_s * 1e6),
+        num_cached_tokens=sequence.num_cached_tokens,
     )
     complete = pb.GenerateComplete(
         finish_reason=codec.finish_reason_to_proto(sequence.finish_reason),

@@ -167,8 +167,15 @@ def describe_replica(name: str, model: ModelInfo, load: Load, is_connected: bool
         return f"{name}: NOT CONNECTED"
     numerics = "deterministic" if model.deterministic else "NOT deterministic"
     engine = f"{model.backend} {model.dtype}, {numerics}; " if model.backend else ""
-    blocks = f"{load.used_blocks} of {load.total_blocks} blocks, " if load.total_blocks else ""
-    return f"{name}: {engine}{load.running} sessions, {load.waiting} waiting, {blocks}{load.stale_items} stale"
+    blocks = ""
+    if load.total_blocks:
+        blocks = f"{load.used_blocks} of {load.total_blocks} blocks in use, {load.cached_blocks} cached; "
+    counts = (
+        f"{load.preemptions} preemptions, {load.shrunk_draft_tokens} shrunk drafts, "
+        f"{load.evicted_sessions} evicted sessions, {load.hit_blocks} cached blocks found, "
+        f"{load.evicted_blocks} evicted, {load.stale_items} stale items"
+    )
+    return f"{name}: {engine}{load.running} sessions, {load.waiting} waiting; {blocks}since start: {counts}"
 
 
 @app.command()

@@ -43,11 +43,17 @@ class GenerateOptions(TypedDict, total=False):
     draft_probs_transport: DraftProbsTransport | str | None  # "one_hot", "coupled", "sparse" or "full"
     n: int | None  # answers, 1..16; default 1
     sample_index: int | None  # of the first answer; with the seed of several answers it gives one of them again
+    priority: int | None  # -100..100; under load a higher one is served sooner; default 0
     request_id: str | None
     timeout: float | None  # seconds for the whole call; None: no limit
 
 
-_REQUEST: dict[str, Callable[[Any], Any]] = {"request_id": str, "n": index, "sample_index": index}
+_REQUEST: dict[str, Callable[[Any], Any]] = {
+    "request_id": str,
+    "n": index,
+    "sample_index": index,
+    "priority": index,
+}
 _SAMPLING: dict[str, Callable[[Any], Any]] = {
     "temperature": float,
     "top_p": float,

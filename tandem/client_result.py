@@ -59,6 +59,7 @@ class GenerationResult:
     verification_policy: VerificationPolicy | None
     draft_probs_transport: DraftProbsTransport | None  # how the draft's distribution reached the target
     num_prompt_tokens: int
+    num_cached_tokens: int  # of the prompt, not computed since an earlier request had begun with them
     time_to_first_token_s: float
     generation_s: float  # from the first round's tokens to the last round's
     tokens_per_second: float | None  # tokens after the first round / generation_s; None for a single round
@@ -122,6 +123,7 @@ class ResultFolder:
             verification_policy=codec.policy_from_proto(self._started.verification_policy),
             draft_probs_transport=codec.transport_from_proto(self._started.draft_probs_transport),
             num_prompt_tokens=self._started.num_prompt_tokens,
+            num_cached_tokens=complete.usage.num_cached_tokens,
             time_to_first_token_s=complete.usage.time_to_first_token_us / 1e6,
             generation_s=generation_s,
             tokens_per_second=num_timed_tokens / generation_s if num_timed_tokens and generation_s else None,

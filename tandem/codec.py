@@ -5,6 +5,7 @@ reserved policy or transport, bytes that are not whole numbers.
 """
 
 from collections.abc import Iterable
+from dataclasses import fields
 from types import MappingProxyType
 
 import numpy as np
@@ -179,6 +180,7 @@ def session_to_proto(spec: SessionSpec) -> pb.OpenSession:
         draft_probs_transport=transport_to_proto(spec.draft_probs_transport),
         sample_index=spec.sample_index,
         logprobs=logprobs_options_to_proto(spec.logprobs),
+        priority=spec.priority,
     )
 
 
@@ -204,6 +206,7 @@ def session_from_proto(message: pb.OpenSession) -> SessionSpec:
         draft_probs_transport=transport,
         sample_index=message.sample_index,
         logprobs=logprobs_options_from_proto(message.logprobs) if message.HasField("logprobs") else None,
+        priority=message.priority,
     )
 
 
@@ -304,6 +307,7 @@ def verdict_to_proto(verdict: Verdict) -> target_pb2.Verdict:
         timing=timing_to_proto(verdict.timing),
         batch_rows=verdict.batch_rows,
         logprobs=map(token_logprobs_to_proto, verdict.logprobs),
+        num_cached_tokens=verdict.num_cached_tokens,
     )
 
 
@@ -316,6 +320,7 @@ def verdict_from_proto(message: target_pb2.Verdict) -> Verdict:
         timing=timing_from_proto(message.timing),
         batch_rows=message.batch_rows,
         logprobs=tuple(map(token_logprobs_from_proto, message.logprobs)),
+        num_cached_tokens=message.num_cached_tokens,
     )
 
 
@@ -329,7 +334,7 @@ def error_from_proto(message: pb.ItemError) -> ItemError:
     return ItemError(ErrorCode(number) if number in set(ErrorCode) else ErrorCode.INTERNAL, message.message)
 
 
-_LOAD_FIELDS = ("running", "waiting", "kv_usage", "draining", "used_blocks", "total_blocks", "stale_items")
+_LOAD_FIELDS = tuple(field.name for field in fields(Load))
 _INFO_FIELDS = (
     "protocol_version",
     "model_id",

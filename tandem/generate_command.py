@@ -189,6 +189,7 @@ def describe(result: GenerationResult) -> str:
     )
     return "\n".join(
         [
+            f"prompt tokens           {result.num_prompt_tokens} ({result.num_cached_tokens} cached)",
             f"tokens                  {result.num_completion_tokens} ({result.finish_reason.name.lower()})",
             f"target passes           {figures.num_rounds}",
             f"tokens per target pass  {per_pass:.2f}",

@@ -159,6 +159,7 @@ class SessionSpec:
     draft_probs_transport: DraftProbsTransport = DraftProbsTransport.ONE_HOT
     sample_index: int = 0
     logprobs: LogprobsOptions | None = None  # None: not wanted
+    priority: int = 0  # a higher one is served sooner
 
     @property
     def max_len(self) -> int:
@@ -234,6 +235,7 @@ class Verdict:
     timing: ItemTiming = ItemTiming()
     batch_rows: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()  # one a token of token_ids when the session asked, else empty
+    num_cached_tokens: int = 0  # rows found in the prefix cache when the session began
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +249,12 @@ class Load:
     used_blocks: int = 0
     total_blocks: int = 0
     stale_items: int = 0
+    cached_blocks: int = 0
+    preemptions: int = 0
+    shrunk_draft_tokens: int = 0
+    evicted_sessions: int = 0
+    evicted_blocks: int = 0
+    hit_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ MAX_TOKEN_ID_ENTRIES = 64  # of stop_token_ids, bad_token_ids
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_REQUEST_ID_CHARS = 128
 MAX_ANSWERS = 16  # to one request
+MAX_PRIORITY = 100  # and -100 is the least
 _LEAST_REPETITION_PENALTY = float(np.float32(0.01))  # as it travels, a little less than 0.01
 
 
@@ -105,6 +106,7 @@ def check_session(spec: SessionSpec, vocab_size: int, max_context: int) -> None:
         )
     check_count("stopping.stop_token_ids", spec.stop_token_ids, MAX_TOKEN_ID_ENTRIES)
     check_token_ids("stopping.stop_token_ids", sorted(spec.stop_token_ids), vocab_size)
+    check_range("priority", spec.priority, -MAX_PRIORITY, MAX_PRIORITY)
     if spec.logprobs is not None:
         check_range("logprobs.num_top", spec.logprobs.num_top, 0, MAX_TOP_LOGPROBS)
     check_sampling(spec.sampling, vocab_size)

@@ -80,6 +80,13 @@ class KvUsage:
     cached_blocks: int
     free_blocks: int
     block_size: int  # tokens a block
+    evicted_blocks: int = 0  # cached blocks given to others, since start
+    hit_blocks: int = 0  # blocks that new sequences found in the prefix cache, since start
+
+    @property
+    def available_blocks(self) -> int:
+        """Blocks that a step could take: those in nobody's use."""
+        return self.free_blocks + self.cached_blocks
 
 
 class SpeculativeEngine(Protocol):
@@ -93,8 +100,11 @@ class SpeculativeEngine(Protocol):
     @property
     def capabilities(self) -> EngineCapabilities: ...
 
-    def create(self) -> SequenceId:
-        """A new empty sequence."""
+    def create(self, token_ids: Sequence[int] = ()) -> SequenceId:
+        """A new sequence, with the rows of the longest start of `token_ids` that the prefix cache has.
+
+        `num_cached_tokens` says how many; none where there is no prefix cache.
+        """
         ...
 
     def num_cached_tokens(self, sequence_id: SequenceId) -> int:
@@ -133,6 +143,10 @@ class SpeculativeEngine(Protocol):
 
     def kv_usage(self) -> KvUsage:
         """The block accounting now."""
+        ...
+
+    def num_blocks_for(self, inputs: Sequence[SequenceInput]) -> int:
+        """Blocks that one forward of all these inputs takes from the available ones."""
         ...
 
 

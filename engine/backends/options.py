@@ -36,6 +36,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-step-tokens", type=positive_int, default=defaults.max_step_tokens, help="most tokens of one forward"
     )
+    group.add_argument(
+        "--prefix-cache",
+        action=argparse.BooleanOptionalAction,
+        default=defaults.prefix_cache,
+        help="keep key-value rows for later requests that begin with the same tokens",
+    )
     group.add_argument("--toy", default=defaults.toy, help="the toy engine's logits, e.g. hashed:vocab=512,seed=3")
 
 
@@ -50,5 +56,6 @@ def engine_settings(args: argparse.Namespace) -> EngineSettings:
         max_context=args.max_context,
         threads=args.threads,
         max_step_tokens=args.max_step_tokens,
+        prefix_cache=args.prefix_cache,
         toy=args.toy,
     )

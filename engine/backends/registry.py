@@ -47,7 +47,12 @@ def load_engine(settings: EngineSettings) -> LoadedEngine:
 
 def _load_toy(settings: EngineSettings) -> LoadedEngine:
     options = parse_toy_options(settings.toy or DEFAULT_TOY)
-    engine = build_toy_engine(options, settings.block_size, settings.max_context or _TOY_MAX_CONTEXT)
+    engine = build_toy_engine(
+        options,
+        settings.block_size,
+        settings.max_context or _TOY_MAX_CONTEXT,
+        prefix_cache=settings.prefix_cache,
+    )
     return LoadedEngine(engine, Vocabulary.toy(options.vocab), options.name)
 
 
@@ -69,6 +74,7 @@ def _load_torch(settings: EngineSettings) -> LoadedEngine:
         block_size=settings.block_size,
         max_context=settings.max_context,
         max_step_tokens=settings.max_step_tokens,
+        prefix_cache=settings.prefix_cache,
     )
     return LoadedEngine(engine, vocabulary, _model_id(path))
 

@@ -17,4 +17,5 @@ class EngineSettings:
     max_context: int | None = None  # tokens; None: the model's own limit
     threads: int | None = None  # compute threads; None: torch's choice
     max_step_tokens: int = MAX_STEP_TOKENS  # most tokens of one forward
+    prefix_cache: bool = True  # keep rows of ended sequences for others that begin with the same tokens
     toy: str | None = None  # the toy backend's logits and speed, see toy_options.py

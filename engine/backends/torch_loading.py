@@ -30,6 +30,7 @@ def load_torch_engine(
     max_context: int | None = None,
     max_step_tokens: int = MAX_STEP_TOKENS,
     kernels: LayerKernels | None = None,
+    prefix_cache: bool = False,
 ) -> TorchEngine:
     """An engine with exactly one of `num_blocks` and `kv_memory_bytes` of key-value memory.
 
@@ -61,6 +62,7 @@ def load_torch_engine(
         block_size=block_size,
         deterministic=report.passed,
         numerics_fingerprint=fingerprint,
+        prefix_cache=prefix_cache,
     )
 
 

@@ -61,7 +61,9 @@ def parse_toy_options(text: str) -> ToyOptions:
     return options
 
 
-def build_toy_engine(options: ToyOptions, block_size: int, max_context: int) -> ToyEngine:
+def build_toy_engine(
+    options: ToyOptions, block_size: int, max_context: int, *, prefix_cache: bool = False
+) -> ToyEngine:
     """The engine the options describe."""
     return ToyEngine(
         _logits_of(options),
@@ -72,6 +74,7 @@ def build_toy_engine(options: ToyOptions, block_size: int, max_context: int) -> 
         step_delay_s=options.delay_ms / 1000,
         token_delay_s=options.token_delay_ms / 1000,
         fingerprint=options.name,
+        prefix_cache=prefix_cache,
     )
 
 
@@ -86,7 +89,7 @@ _LIMITS: Mapping[str, tuple[float, float]] = {
     "seed": (0, (1 << 63) - 1),
     "scale": (0, 100),
     "blend": (0, 1),
-    "blocks": (1, 1 << 32),
+    "blocks": (1, 1 << 20),
     "delay_ms": (0, 60_000),
     "token_delay_ms": (0, 60_000),
 }

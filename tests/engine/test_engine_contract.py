@@ -92,7 +92,7 @@ def test_a_step_that_does_not_fit_changes_nothing_not_even_for_those_that_would(
     sequences = [engine.create() for _ in range(2)]
     engine.advance([SequenceInput(sequence, random_tokens(14)) for sequence in sequences])
     before = state(engine, *sequences)
-    with pytest.raises(OutOfBlocksError, match="needs 1 key-value blocks, 0 of 8 are free"):
+    with pytest.raises(OutOfBlocksError, match="needs 1 key-value blocks, 0 of 8 can be had"):
         engine.advance([SequenceInput(sequences[0], [1, 2]), SequenceInput(sequences[1], [1, 2, 3])])
     assert state(engine, *sequences) == before
     engine.advance([SequenceInput(sequence, [1, 2]) for sequence in sequences])

@@ -234,7 +234,7 @@ class Rounds(RuleBasedStateMachine):
         self.bench.settle()
         assert sum(answer.outcome == Closed() for _, answer in self.bench.answers) == self.num_closes
         assert self.bench.table.is_empty
-        assert (self.bench.used_blocks(), len(self.bench.engine._sequences)) == (0, 0)
+        assert (self.bench.used_blocks(), len(self.bench.engine.sequence_ids)) == (0, 0)
 
 
 def code(outcome: object) -> ErrorCode:

@@ -308,7 +308,7 @@ def test_a_stream_cancelled_during_a_step_frees_its_sessions_and_blocks() -> Non
             assert not service.scheduler._outboxes
 
     asyncio.run(main())
-    assert not engine._sequences
+    assert not engine.sequence_ids
 
 
 def test_a_close_during_a_step_is_answered_with_an_idle_load_and_its_round_never() -> None:

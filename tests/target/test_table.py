@@ -63,7 +63,7 @@ def test_the_same_open_again_is_answered_again_and_changes_nothing() -> None:
     assert bench.open(spec()) == Opened()
     bench.round(tokens, 2)
     assert tokens[3:] == plain_decode(spec(), most=2)
-    assert len(bench.engine._sequences) == 1
+    assert len(bench.engine.sequence_ids) == 1
 
 
 def test_a_reopen_with_a_higher_epoch_goes_on_identically_and_frees_the_old_state() -> None:
@@ -78,7 +78,7 @@ def test_a_reopen_with_a_higher_epoch_goes_on_identically_and_frees_the_old_stat
         number += 1
         bench.round(tokens, number, epoch=2)
     assert tokens[3:] == plain_decode(spec(max_tokens=12))
-    assert len(bench.engine._sequences) == 1
+    assert len(bench.engine.sequence_ids) == 1
 
 
 def test_an_open_whose_stamp_is_of_other_tokens_is_refused() -> None:
@@ -97,8 +97,8 @@ def test_a_round_with_a_lower_base_rolls_back_and_decides_the_same_tokens_again(
     first, tokens = list(tokens), tokens[:5]
     bench.round(tokens, 2, plain_decode(spec(), most=4)[2:])
     assert tokens == first
-    (held,) = bench.engine._sequences.values()
-    assert held.token_ids == tokens[:-1]
+    (held,) = map(bench.engine.token_ids, bench.engine.sequence_ids)
+    assert held == tokens[:-1]
 
 
 def test_a_close_in_flight_drops_the_result_and_gives_the_memory_back_after_it() -> None:
@@ -128,7 +128,7 @@ def test_a_reopen_in_flight_drops_the_old_verdict_and_decides_anew() -> None:
     tokens = list(PROMPT)
     bench.round(tokens, 1, epoch=2)
     assert tokens[3:] == plain_decode(spec(), most=1)
-    assert len(bench.engine._sequences) == 1
+    assert len(bench.engine.sequence_ids) == 1
 
 
 def test_a_close_is_answered_when_the_load_shows_its_memory_free_even_if_that_step_fails() -> None:
@@ -167,7 +167,7 @@ def test_a_stream_that_ends_frees_its_own_sessions_and_no_others() -> None:
     bench.step()
     bench.table.end_stream(STREAM)
     bench.settle()
-    assert len(bench.table) == len(bench.engine._sequences) == 4
+    assert len(bench.table) == len(bench.engine.sequence_ids) == 4
     bench.table.end_stream(other)
     bench.settle()
     assert (len(bench.table), bench.used_blocks(), bench.table.load().running) == (0, 0, 0)
@@ -319,7 +319,7 @@ def test_a_step_that_raises_is_answered_internal_and_the_others_go_on() -> None:
     assert str(bench.answers[-1][1].outcome) == "INTERNAL: internal error"
     assert code(bench.submit(stamp(PROMPT, 2, 1))) is ErrorCode.UNKNOWN_SESSION
     assert isinstance(bench.round(list(PROMPT), 1, session=2), Verdict)
-    assert len(bench.engine._sequences) == 1
+    assert len(bench.engine.sequence_ids) == 1
 
 
 def test_nothing_is_opened_while_draining_but_rounds_go_on() -> None:

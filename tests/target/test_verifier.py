@@ -71,8 +71,8 @@ def test_after_every_round_the_engine_has_exactly_the_rows_of_the_committed_toke
         drafts = [*right[:num_right], *((token + 1) % VOCAB for token in right[num_right:])]
         verdict = bench.round(tokens, number, drafts)
         assert verdict.num_accepted == min(num_right, len(drafts))
-        (held,) = bench.engine._sequences.values()
-        assert held.token_ids == tokens[:-1]
+        (held,) = map(bench.engine.token_ids, bench.engine.sequence_ids)
+        assert held == tokens[:-1]
         assert bench.used_blocks() == -(-(len(tokens) - 1) // 16)
         if verdict.finish_reason:
             break
@@ -170,8 +170,10 @@ def test_non_finite_logits_fail_their_own_session_only(
         assert list(verdict.token_ids[:1]) == expected
     assert "non-finite" in caplog.text
     assert len(bench.table) == 2
-    assert bench.used_blocks() == sum(-(-len(held.token_ids) // 4) for held in bench.engine._sequences.values())
-    assert len(bench.engine._sequences) == 2
+    assert bench.used_blocks() == sum(
+        -(-bench.engine.num_cached_tokens(held) // 4) for held in bench.engine.sequence_ids
+    )
+    assert len(bench.engine.sequence_ids) == 2
 
 
 def test_a_round_whose_processing_raises_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,5 +214,5 @@ def test_a_step_that_raises_leaves_no_sequence_of_its_own_behind() -> None:
     plan = StepPlan((), (StepItem(None, 0, [1, 2]), StepItem(None, 0, [VOCAB])))
     with pytest.raises(Exception, match="outside"):
         Verifier(engine).step(plan)
-    assert not engine._sequences
+    assert not engine.sequence_ids
     assert engine.kv_usage().used_blocks == 0

@@ -137,7 +137,7 @@ def test_out_of_blocks_changes_nothing_of_the_step() -> None:
     a, b = engine.create(), engine.create()
     engine.advance([SequenceInput(a, [1, 2, 3])])
     calls = list(engine.calls)
-    with pytest.raises(OutOfBlocksError, match="needs 3 blocks of 4 tokens; 2 of 3 are free"):
+    with pytest.raises(OutOfBlocksError, match="needs 3 key-value blocks, 2 of 3 can be had"):
         engine.forward_per_position_logits([SequenceInput(a, [4, 5], 1), SequenceInput(b, [1] * 8, 1)])
     assert (engine.num_cached_tokens(a), engine.num_cached_tokens(b), used(engine)) == (3, 0, 1)
     assert engine.calls == calls
@@ -147,10 +147,10 @@ def test_out_of_blocks_changes_nothing_of_the_step() -> None:
 
 BAD_INPUTS = [
     ([SequenceInput(SequenceId(99), [1], 0)], "sequence 99 is unknown"),
-    ([SequenceInput(SequenceId(1), [], 0)], "at least 1 token"),
-    ([SequenceInput(SequenceId(1), [V], 0)], "token id 32 is outside 0..31"),
-    ([SequenceInput(SequenceId(1), [-1], 0)], "token id -1 is outside 0..31"),
-    ([SequenceInput(SequenceId(1), [1] * 65, 0)], "65 rows would pass the context of 64 tokens"),
+    ([SequenceInput(SequenceId(1), [], 0)], "at least one token"),
+    ([SequenceInput(SequenceId(1), [V], 0)], "token id 32 is outside the vocabulary 0..31"),
+    ([SequenceInput(SequenceId(1), [-1], 0)], "token id -1 is outside the vocabulary 0..31"),
+    ([SequenceInput(SequenceId(1), [1] * 65, 0)], "65 new tokens pass the context limit of 64"),
     ([SequenceInput(SequenceId(1), [1], 0), SequenceInput(SequenceId(1), [2], 0)], "twice in one step"),
 ]
 
@@ -171,7 +171,7 @@ def test_what_breaks_the_protocol_is_refused_before_anything_changes(
 def test_rows_of_logits_are_bounded_by_the_inputs_tokens_and_advance_gives_none() -> None:
     engine = make()
     sequence_id = engine.create()
-    with pytest.raises(EngineError, match="3 rows of logits asked of 2 tokens"):
+    with pytest.raises(EngineError, match=r"num_logits_rows must be 0\.\.2, got 3"):
         engine.forward_per_position_logits([SequenceInput(sequence_id, [1, 2], 3)])
     with pytest.raises(EngineError, match="advance gives no logits, 1 rows were asked"):
         engine.advance([SequenceInput(sequence_id, [1], 1)])
@@ -184,7 +184,7 @@ def test_unknown_sequences_are_named() -> None:
     for refused in (engine.num_cached_tokens, engine.fork, lambda name: engine.truncate(name, 0)):
         with pytest.raises(EngineError, match="sequence 7 is unknown"):
             refused(unknown)
-    with pytest.raises(EngineError, match="cannot truncate to -1 rows"):
+    with pytest.raises(EngineError, match="cannot truncate to -1 tokens"):
         engine.truncate(engine.create(), -1)
 
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtandem/common/v1/common.proto\x12\x10tandem.common.v1\"\xfb\x03\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x43\n\nlogit_bias\x18\x08 \x03(\x0b\x32/.tandem.common.v1.SamplingParams.LogitBiasEntry\x12\x11\n\x04seed\x18\t \x01(\x04H\x07\x88\x01\x01\x12\x15\n\rbad_token_ids\x18\n \x03(\r\x12\x19\n\x11\x61llowed_token_ids\x18\x0b \x03(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seed\"P\n\x0fLogprobsOptions\x12\x0f\n\x07num_top\x18\x01 \x01(\r\x12,\n\x04mode\x18\x02 \x01(\x0e\x32\x1e.tandem.common.v1.LogprobsMode\"[\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x15\n\rtop_token_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"\x93\x03\n\x0bOpenSession\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x12\n\nprompt_len\x18\x02 \x01(\r\x12\x32\n\x08sampling\x18\x03 \x01(\x0b\x32 .tandem.common.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x12\n\nmin_tokens\x18\x05 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\x12\x41\n\x13verification_policy\x18\x08 \x01(\x0e\x32$.tandem.common.v1.VerificationPolicy\x12\x44\n\x15\x64raft_probs_transport\x18\t \x01(\x0e\x32%.tandem.common.v1.DraftProbsTransport\x12\x14\n\x0csample_index\x18\n \x01(\r\x12\x33\n\x08logprobs\x18\x0b \x01(\x0b\x32!.tandem.common.v1.LogprobsOptions\"\x0e\n\x0c\x43loseSession\"e\n\x05Stamp\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\r\x12\x15\n\rcommitted_len\x18\x04 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x05 \x01(\x06\"6\n\nDraftProbs\x12\x15\n\rtoken_ids_u32\x18\x01 \x01(\x0c\x12\x11\n\tprobs_f32\x18\x02 \x01(\x0c\"g\n\x08Proposal\x12\x17\n\x0f\x64raft_token_ids\x18\x01 \x03(\r\x12\x31\n\x0b\x64raft_probs\x18\x02 \x03(\x0b\x32\x1c.tandem.common.v1.DraftProbs\x12\x0f\n\x07parents\x18\x03 \x03(\x05\"K\n\tItemError\x12-\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1f.tandem.common.v1.ItemErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\"2\n\nItemTiming\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x12\n\ncompute_us\x18\x02 \x01(\x04\"\x8c\x01\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x10\n\x08kv_usage\x18\x03 \x01(\x02\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12\x13\n\x0bused_blocks\x18\x05 \x01(\x04\x12\x14\n\x0ctotal_blocks\x18\x06 \x01(\x04\x12\x13\n\x0bstale_items\x18\x07 \x01(\x04\"\x88\x02\n\tModelInfo\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x12\n\nvocab_hash\x18\x04 \x01(\t\x12\x13\n\x0bmax_context\x18\x05 \x01(\r\x12\x0f\n\x07\x62\x61\x63kend\x18\x06 \x01(\t\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x1c\n\x14numerics_fingerprint\x18\t \x01(\t\x12\x15\n\rdeterministic\x18\n \x01(\x08\x12\x18\n\x10max_draft_tokens\x18\x0b \x01(\r\x12\x13\n\x0bincarnation\x18\x0c \x01(\x04*\x93\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04*\xbc\x01\n\x12VerificationPolicy\x12#\n\x1fVERIFICATION_POLICY_UNSPECIFIED\x10\x00\x12\x1e\n\x1aVERIFICATION_POLICY_GREEDY\x10\x01\x12\x1f\n\x1bVERIFICATION_POLICY_COUPLED\x10\x02\x12!\n\x1dVERIFICATION_POLICY_REJECTION\x10\x03\x12\x1d\n\x19VERIFICATION_POLICY_BLOCK\x10\x04*\xc4\x01\n\x13\x44raftProbsTransport\x12%\n!DRAFT_PROBS_TRANSPORT_UNSPECIFIED\x10\x00\x12!\n\x1d\x44RAFT_PROBS_TRANSPORT_ONE_HOT\x10\x01\x12!\n\x1d\x44RAFT_PROBS_TRANSPORT_COUPLED\x10\x02\x12 \n\x1c\x44RAFT_PROBS_TRANSPORT_SPARSE\x10\x03\x12\x1e\n\x1a\x44RAFT_PROBS_TRANSPORT_FULL\x10\x04*a\n\x0cLogprobsMode\x12\x1d\n\x19LOGPROBS_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11LOGPROBS_MODE_RAW\x10\x01\x12\x1b\n\x17LOGPROBS_MODE_PROCESSED\x10\x02*\xa9\x02\n\rItemErrorCode\x12\x1f\n\x1bITEM_ERROR_CODE_UNSPECIFIED\x10\x00\x12#\n\x1fITEM_ERROR_CODE_UNKNOWN_SESSION\x10\x01\x12#\n\x1fITEM_ERROR_CODE_PREFIX_MISMATCH\x10\x02\x12\x1f\n\x1bITEM_ERROR_CODE_NO_CAPACITY\x10\x03\x12$\n ITEM_ERROR_CODE_INVALID_ARGUMENT\x10\x04\x12!\n\x1dITEM_ERROR_CODE_UNIMPLEMENTED\x10\x05\x12%\n!ITEM_ERROR_CODE_DEADLINE_EXCEEDED\x10\x06\x12\x1c\n\x18ITEM_ERROR_CODE_INTERNAL\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtandem/common/v1/common.proto\x12\x10tandem.common.v1\"\xfb\x03\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x43\n\nlogit_bias\x18\x08 \x03(\x0b\x32/.tandem.common.v1.SamplingParams.LogitBiasEntry\x12\x11\n\x04seed\x18\t \x01(\x04H\x07\x88\x01\x01\x12\x15\n\rbad_token_ids\x18\n \x03(\r\x12\x19\n\x11\x61llowed_token_ids\x18\x0b \x03(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seed\"P\n\x0fLogprobsOptions\x12\x0f\n\x07num_top\x18\x01 \x01(\r\x12,\n\x04mode\x18\x02 \x01(\x0e\x32\x1e.tandem.common.v1.LogprobsMode\"[\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x15\n\rtop_token_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"\xa5\x03\n\x0bOpenSession\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x12\n\nprompt_len\x18\x02 \x01(\r\x12\x32\n\x08sampling\x18\x03 \x01(\x0b\x32 .tandem.common.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x12\n\nmin_tokens\x18\x05 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\x12\x41\n\x13verification_policy\x18\x08 \x01(\x0e\x32$.tandem.common.v1.VerificationPolicy\x12\x44\n\x15\x64raft_probs_transport\x18\t \x01(\x0e\x32%.tandem.common.v1.DraftProbsTransport\x12\x14\n\x0csample_index\x18\n \x01(\r\x12\x33\n\x08logprobs\x18\x0b \x01(\x0b\x32!.tandem.common.v1.LogprobsOptions\x12\x10\n\x08priority\x18\x0c \x01(\x11\"\x0e\n\x0c\x43loseSession\"e\n\x05Stamp\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05round\x18\x03 \x01(\r\x12\x15\n\rcommitted_len\x18\x04 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x05 \x01(\x06\"6\n\nDraftProbs\x12\x15\n\rtoken_ids_u32\x18\x01 \x01(\x0c\x12\x11\n\tprobs_f32\x18\x02 \x01(\x0c\"g\n\x08Proposal\x12\x17\n\x0f\x64raft_token_ids\x18\x01 \x03(\r\x12\x31\n\x0b\x64raft_probs\x18\x02 \x03(\x0b\x32\x1c.tandem.common.v1.DraftProbs\x12\x0f\n\x07parents\x18\x03 \x03(\x05\"K\n\tItemError\x12-\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1f.tandem.common.v1.ItemErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\"2\n\nItemTiming\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x12\n\ncompute_us\x18\x02 \x01(\x04\"\x9b\x02\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x10\n\x08kv_usage\x18\x03 \x01(\x02\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12\x13\n\x0bused_blocks\x18\x05 \x01(\x04\x12\x14\n\x0ctotal_blocks\x18\x06 \x01(\x04\x12\x13\n\x0bstale_items\x18\x07 \x01(\x04\x12\x15\n\rcached_blocks\x18\x08 \x01(\x04\x12\x13\n\x0bpreemptions\x18\t \x01(\x04\x12\x1b\n\x13shrunk_draft_tokens\x18\n \x01(\x04\x12\x18\n\x10\x65victed_sessions\x18\x0b \x01(\x04\x12\x16\n\x0e\x65victed_blocks\x18\x0c \x01(\x04\x12\x12\n\nhit_blocks\x18\r \x01(\x04\"\x88\x02\n\tModelInfo\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x12\n\nvocab_hash\x18\x04 \x01(\t\x12\x13\n\x0bmax_context\x18\x05 \x01(\r\x12\x0f\n\x07\x62\x61\x63kend\x18\x06 \x01(\t\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x1c\n\x14numerics_fingerprint\x18\t \x01(\t\x12\x15\n\rdeterministic\x18\n \x01(\x08\x12\x18\n\x10max_draft_tokens\x18\x0b \x01(\r\x12\x13\n\x0bincarnation\x18\x0c \x01(\x04*\x93\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x19\n\x15\x46INISH_REASON_ABORTED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04*\xbc\x01\n\x12VerificationPolicy\x12#\n\x1fVERIFICATION_POLICY_UNSPECIFIED\x10\x00\x12\x1e\n\x1aVERIFICATION_POLICY_GREEDY\x10\x01\x12\x1f\n\x1bVERIFICATION_POLICY_COUPLED\x10\x02\x12!\n\x1dVERIFICATION_POLICY_REJECTION\x10\x03\x12\x1d\n\x19VERIFICATION_POLICY_BLOCK\x10\x04*\xc4\x01\n\x13\x44raftProbsTransport\x12%\n!DRAFT_PROBS_TRANSPORT_UNSPECIFIED\x10\x00\x12!\n\x1d\x44RAFT_PROBS_TRANSPORT_ONE_HOT\x10\x01\x12!\n\x1d\x44RAFT_PROBS_TRANSPORT_COUPLED\x10\x02\x12 \n\x1c\x44RAFT_PROBS_TRANSPORT_SPARSE\x10\x03\x12\x1e\n\x1a\x44RAFT_PROBS_TRANSPORT_FULL\x10\x04*a\n\x0cLogprobsMode\x12\x1d\n\x19LOGPROBS_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11LOGPROBS_MODE_RAW\x10\x01\x12\x1b\n\x17LOGPROBS_MODE_PROCESSED\x10\x02*\xa9\x02\n\rItemErrorCode\x12\x1f\n\x1bITEM_ERROR_CODE_UNSPECIFIED\x10\x00\x12#\n\x1fITEM_ERROR_CODE_UNKNOWN_SESSION\x10\x01\x12#\n\x1fITEM_ERROR_CODE_PREFIX_MISMATCH\x10\x02\x12\x1f\n\x1bITEM_ERROR_CODE_NO_CAPACITY\x10\x03\x12$\n ITEM_ERROR_CODE_INVALID_ARGUMENT\x10\x04\x12!\n\x1dITEM_ERROR_CODE_UNIMPLEMENTED\x10\x05\x12%\n!ITEM_ERROR_CODE_DEADLINE_EXCEEDED\x10\x06\x12\x1c\n\x18ITEM_ERROR_CODE_INTERNAL\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,16 +33,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1962
-  _globals['_FINISHREASON']._serialized_end=2109
-  _globals['_VERIFICATIONPOLICY']._serialized_start=2112
-  _globals['_VERIFICATIONPOLICY']._serialized_end=2300
-  _globals['_DRAFTPROBSTRANSPORT']._serialized_start=2303
-  _globals['_DRAFTPROBSTRANSPORT']._serialized_end=2499
-  _globals['_LOGPROBSMODE']._serialized_start=2501
-  _globals['_LOGPROBSMODE']._serialized_end=2598
-  _globals['_ITEMERRORCODE']._serialized_start=2601
-  _globals['_ITEMERRORCODE']._serialized_end=2898
+  _globals['_FINISHREASON']._serialized_start=2123
+  _globals['_FINISHREASON']._serialized_end=2270
+  _globals['_VERIFICATIONPOLICY']._serialized_start=2273
+  _globals['_VERIFICATIONPOLICY']._serialized_end=2461
+  _globals['_DRAFTPROBSTRANSPORT']._serialized_start=2464
+  _globals['_DRAFTPROBSTRANSPORT']._serialized_end=2660
+  _globals['_LOGPROBSMODE']._serialized_start=2662
+  _globals['_LOGPROBSMODE']._serialized_end=2759
+  _globals['_ITEMERRORCODE']._serialized_start=2762
+  _globals['_ITEMERRORCODE']._serialized_end=3059
   _globals['_SAMPLINGPARAMS']._serialized_start=52
   _globals['_SAMPLINGPARAMS']._serialized_end=559
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=390
@@ -52,21 +52,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENLOGPROBS']._serialized_start=643
   _globals['_TOKENLOGPROBS']._serialized_end=734
   _globals['_OPENSESSION']._serialized_start=737
-  _globals['_OPENSESSION']._serialized_end=1140
-  _globals['_CLOSESESSION']._serialized_start=1142
-  _globals['_CLOSESESSION']._serialized_end=1156
-  _globals['_STAMP']._serialized_start=1158
-  _globals['_STAMP']._serialized_end=1259
-  _globals['_DRAFTPROBS']._serialized_start=1261
-  _globals['_DRAFTPROBS']._serialized_end=1315
-  _globals['_PROPOSAL']._serialized_start=1317
-  _globals['_PROPOSAL']._serialized_end=1420
-  _globals['_ITEMERROR']._serialized_start=1422
-  _globals['_ITEMERROR']._serialized_end=1497
-  _globals['_ITEMTIMING']._serialized_start=1499
-  _globals['_ITEMTIMING']._serialized_end=1549
-  _globals['_LOAD']._serialized_start=1552
-  _globals['_LOAD']._serialized_end=1692
-  _globals['_MODELINFO']._serialized_start=1695
-  _globals['_MODELINFO']._serialized_end=1959
+  _globals['_OPENSESSION']._serialized_end=1158
+  _globals['_CLOSESESSION']._serialized_start=1160
+  _globals['_CLOSESESSION']._serialized_end=1174
+  _globals['_STAMP']._serialized_start=1176
+  _globals['_STAMP']._serialized_end=1277
+  _globals['_DRAFTPROBS']._serialized_start=1279
+  _globals['_DRAFTPROBS']._serialized_end=1333
+  _globals['_PROPOSAL']._serialized_start=1335
+  _globals['_PROPOSAL']._serialized_end=1438
+  _globals['_ITEMERROR']._serialized_start=1440
+  _globals['_ITEMERROR']._serialized_end=1515
+  _globals['_ITEMTIMING']._serialized_start=1517
+  _globals['_ITEMTIMING']._serialized_end=1567
+  _globals['_LOAD']._serialized_start=1570
+  _globals['_LOAD']._serialized_end=1853
+  _globals['_MODELINFO']._serialized_start=1856
+  _globals['_MODELINFO']._serialized_end=2120
 # @@protoc_insertion_point(module_scope)

@@ -379,6 +379,7 @@ class OpenSession(_message.Message):
     DRAFT_PROBS_TRANSPORT_FIELD_NUMBER: _builtins.int
     SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     prompt_len: _builtins.int
     """how many of token_ids are prompt"""
     max_tokens: _builtins.int
@@ -389,6 +390,8 @@ class OpenSession(_message.Message):
     draft_probs_transport: Global___DraftProbsTransport.ValueType
     sample_index: _builtins.int
     """which of n answers to the same prompt and seed"""
+    priority: _builtins.int
+    """-100..100; a higher one is served sooner, and preempted later"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """prompt, then the tokens committed so far"""
@@ -423,10 +426,11 @@ class OpenSession(_message.Message):
         draft_probs_transport: Global___DraftProbsTransport.ValueType = ...,
         sample_index: _builtins.int = ...,
         logprobs: Global___LogprobsOptions | None = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_probs_transport", b"draft_probs_transport", "eos_token_ids", b"eos_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "prompt_len", b"prompt_len", "sample_index", b"sample_index", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids", "verification_policy", b"verification_policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_probs_transport", b"draft_probs_transport", "eos_token_ids", b"eos_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "priority", b"priority", "prompt_len", b"prompt_len", "sample_index", b"sample_index", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids", "verification_policy", b"verification_policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -610,6 +614,12 @@ class Load(_message.Message):
     USED_BLOCKS_FIELD_NUMBER: _builtins.int
     TOTAL_BLOCKS_FIELD_NUMBER: _builtins.int
     STALE_ITEMS_FIELD_NUMBER: _builtins.int
+    CACHED_BLOCKS_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    SHRUNK_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    EVICTED_SESSIONS_FIELD_NUMBER: _builtins.int
+    EVICTED_BLOCKS_FIELD_NUMBER: _builtins.int
+    HIT_BLOCKS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """open sessions"""
     waiting: _builtins.int
@@ -622,6 +632,20 @@ class Load(_message.Message):
     total_blocks: _builtins.int
     stale_items: _builtins.int
     """messages counted and dropped since start"""
+    cached_blocks: _builtins.int
+    """in nobody's use, kept for requests that begin with the same tokens"""
+    preemptions: _builtins.int
+    """Counted since start:
+    times a session's rows were given up for those of an older one
+    """
+    shrunk_draft_tokens: _builtins.int
+    """drafts not verified, or not made, for want of memory"""
+    evicted_sessions: _builtins.int
+    """sessions that ended because they were idle for too long, or for newer ones"""
+    evicted_blocks: _builtins.int
+    """cached blocks given to others"""
+    hit_blocks: _builtins.int
+    """blocks that new sessions found in the prefix cache"""
     def __init__(
         self,
         *,
@@ -632,10 +656,16 @@ class Load(_message.Message):
         used_blocks: _builtins.int = ...,
         total_blocks: _builtins.int = ...,
         stale_items: _builtins.int = ...,
+        cached_blocks: _builtins.int = ...,
+        preemptions: _builtins.int = ...,
+        shrunk_draft_tokens: _builtins.int = ...,
+        evicted_sessions: _builtins.int = ...,
+        evicted_blocks: _builtins.int = ...,
+        hit_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "kv_usage", b"kv_usage", "running", b"running", "stale_items", b"stale_items", "total_blocks", b"total_blocks", "used_blocks", b"used_blocks", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_blocks", b"cached_blocks", "draining", b"draining", "evicted_blocks", b"evicted_blocks", "evicted_sessions", b"evicted_sessions", "hit_blocks", b"hit_blocks", "kv_usage", b"kv_usage", "preemptions", b"preemptions", "running", b"running", "shrunk_draft_tokens", b"shrunk_draft_tokens", "stale_items", b"stale_items", "total_blocks", b"total_blocks", "used_blocks", b"used_blocks", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

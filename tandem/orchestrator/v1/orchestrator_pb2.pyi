@@ -96,6 +96,7 @@ class GenerateRequest(_message.Message):
     N_FIELD_NUMBER: _builtins.int
     SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """at most 128 characters; empty: one is made"""
     text: _builtins.str
@@ -104,6 +105,8 @@ class GenerateRequest(_message.Message):
     """answers to the prompt, 1..16; default 1; they differ in their sample index, not in the seed"""
     sample_index: _builtins.int
     """of the first answer; with the seed it replays one answer of several"""
+    priority: _builtins.int
+    """-100..100; under load a higher one is served sooner"""
     @_builtins.property
     def tokens(self) -> Global___TokenIds:
         """used as they are"""
@@ -135,10 +138,11 @@ class GenerateRequest(_message.Message):
         n: _builtins.int | None = ...,
         sample_index: _builtins.int = ...,
         logprobs: _common_pb2.LogprobsOptions | None = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "chat", b"chat", "logprobs", b"logprobs", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "chat", b"chat", "logprobs", b"logprobs", "n", b"n", "prompt", b"prompt", "request_id", b"request_id", "sample_index", b"sample_index", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "chat", b"chat", "logprobs", b"logprobs", "n", b"n", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sample_index", b"sample_index", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
@@ -391,6 +395,7 @@ class Usage(_message.Message):
     NUM_COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     TIME_TO_FIRST_TOKEN_US_FIELD_NUMBER: _builtins.int
     GENERATION_US_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     num_prompt_tokens: _builtins.int
     num_completion_tokens: _builtins.int
     """those delivered in chunks"""
@@ -398,6 +403,8 @@ class Usage(_message.Message):
     """from the request's arrival"""
     generation_us: _builtins.int
     """from the first token to the last"""
+    num_cached_tokens: _builtins.int
+    """prompt tokens the target did not compute, since an earlier request had begun with them"""
     def __init__(
         self,
         *,
@@ -405,10 +412,11 @@ class Usage(_message.Message):
         num_completion_tokens: _builtins.int = ...,
         time_to_first_token_us: _builtins.int = ...,
         generation_us: _builtins.int = ...,
+        num_cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation_us", b"generation_us", "num_completion_tokens", b"num_completion_tokens", "num_prompt_tokens", b"num_prompt_tokens", "time_to_first_token_us", b"time_to_first_token_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation_us", b"generation_us", "num_cached_tokens", b"num_cached_tokens", "num_completion_tokens", b"num_completion_tokens", "num_prompt_tokens", b"num_prompt_tokens", "time_to_first_token_us", b"time_to_first_token_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -210,6 +210,7 @@ class Verdict(_message.Message):
     TIMING_FIELD_NUMBER: _builtins.int
     BATCH_ROWS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     num_draft_tokens: _builtins.int
     """drafts that were verified, after the target's own limits"""
     num_accepted: _builtins.int
@@ -218,6 +219,8 @@ class Verdict(_message.Message):
     """set when the last token ends the generation"""
     batch_rows: _builtins.int
     """rows of the forward this round was part of"""
+    num_cached_tokens: _builtins.int
+    """rows that the session found in the prefix cache when it began; the same in all verdicts"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """accepted drafts, then the recovered or bonus token unless the generation ended"""
@@ -238,10 +241,11 @@ class Verdict(_message.Message):
         timing: _common_pb2.ItemTiming | None = ...,
         batch_rows: _builtins.int = ...,
         logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
+        num_cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_rows", b"batch_rows", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_draft_tokens", b"num_draft_tokens", "timing", b"timing", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_rows", b"batch_rows", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_cached_tokens", b"num_cached_tokens", "num_draft_tokens", b"num_draft_tokens", "timing", b"timing", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
