@@ -4,6 +4,7 @@ Whatever is answered goes on to its next round in the next message. The drafts o
 token, as `target_service/bench_bare.py` does.
 """
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -90,14 +91,18 @@ class ServiceSessions:
         while num_opened < len(items):
             num_opened += len(await self._read())
 
-    async def run(self, num_rounds: int) -> Segment:
-        """That many rounds of every session."""
+    async def run(self, num_rounds: int, late_s: float | None = None) -> Segment:
+        """That many rounds of every session; with `late_s`, the second half begins so many seconds after the first."""
         start = time.perf_counter()
         for session in self._sessions.values():
             session.num_rounds_left = num_rounds
         items = [session.next_round(self._num_drafts) for session in self._sessions.values()]
-        await self._call.write(target_pb2.VerifyRequest(items=items))
+        num_late = 0 if late_s is None else len(items) // 2
+        await self._call.write(target_pb2.VerifyRequest(items=items[num_late:]))
         client_s = time.perf_counter() - start
+        if late_s is not None:
+            await asyncio.sleep(late_s)
+            await self._call.write(target_pb2.VerifyRequest(items=items[:num_late]))
         verdicts: list[target_pb2.Verdict] = []
         while len(verdicts) < num_rounds * len(self._sessions):
             results = await self._read()

@@ -18,13 +18,17 @@ MAX_SEGMENT_ROWS = 512  # of all rounds of a segment, so that large batches do n
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """So many sessions at once, each with so many drafts a round."""
+    """So many sessions at once, each with so many drafts a round.
+
+    `begins_apart`: half of them begin a segment while the step of the others is being computed.
+    """
 
     num_sessions: int
     num_drafts: int
+    begins_apart: bool = False
 
     def __str__(self) -> str:
-        return f"{self.num_sessions} sessions, {self.num_drafts} drafts"
+        return f"{self.num_sessions} sessions, {self.num_drafts} drafts{', begun apart' * self.begins_apart}"
 
     @property
     def num_rows(self) -> int:
@@ -95,7 +99,10 @@ async def measure_all(
         sessions = ServiceSessions(channel, prompts, case.num_drafts)
         await sessions.open(case.max_tokens(runs + 1))
         sequences = await compute.run(BareSequences, engine, prompts, case.num_drafts)
-        pairs = [await _measure_pair(case, sessions, sequences, compute) for _ in range(runs + 1)]
+        pairs: list[Pair] = []
+        for _ in range(runs + 1):
+            late_s = (pairs[-1].bare_s / 2 if pairs else 0.0) if case.begins_apart else None
+            pairs.append(await _measure_pair(case, sessions, sequences, compute, late_s))
         measurements.append(Measurement(case, tuple(pairs[1:])))
         await sessions.end()
         await compute.run(sequences.release)
@@ -103,11 +110,15 @@ async def measure_all(
 
 
 async def _measure_pair(
-    case: Case, sessions: ServiceSessions, sequences: BareSequences, compute: ComputeThread
+    case: Case,
+    sessions: ServiceSessions,
+    sequences: BareSequences,
+    compute: ComputeThread,
+    late_s: float | None,
 ) -> Pair:
     """One segment of each side; AssertionError unless they give the same tokens."""
     num_before = sum(map(len, sequences.tokens))
-    segment = await sessions.run(case.num_rounds)
+    segment = await sessions.run(case.num_rounds, late_s)
     bare_s = await compute.run(sequences.run, case.num_rounds)
     assert sessions.tokens == sequences.tokens, f"{case}: service and bare engine give different tokens"
     num_tokens = (sum(map(len, sequences.tokens)) - num_before) / case.num_rounds

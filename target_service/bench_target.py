@@ -5,7 +5,8 @@ verdict. B is the same engine in the benchmark's process with nothing around it,
 prompts, contexts and drafts. They alternate A B A B in segments of some rounds, so whatever else the machine does
 meets both; each pair gives one ratio, and after each pair both must have the same tokens. Service and bare engine
 compute with one thread on one core; the client, which does nothing but speak the protocol, has another core. The
-drafts of a round repeat the last committed token, so that both sides know them. Prefill is not timed.
+drafts of a round repeat the last committed token, so that both sides know them. Prefill is not timed. "Begun apart":
+half of the sessions begin each segment in the middle of the step of the others.
 """
 
 import argparse
@@ -102,7 +103,16 @@ def render_report(
             "Tokens a second, median (first to third quartile):",
             "",
             *table(
-                ["sessions", "drafts", "rounds a segment", "service", "bare", "service / bare", "least–most"],
+                [
+                    "sessions",
+                    "drafts",
+                    "begun",
+                    "rounds a segment",
+                    "service",
+                    "bare",
+                    "service / bare",
+                    "least–most",
+                ],
                 [_throughput_row(m) for m in measurements],
             ),
             "",
@@ -111,7 +121,7 @@ def render_report(
             "client: between a message and the next rounds; rest: gRPC and both event loops. Rows: of a step.",
             "",
             *table(
-                ["sessions", "drafts", "round", "wait", "compute", "client", "rest", "bare step", "rows"],
+                ["sessions", "drafts", "begun", "round", "wait", "compute", "client", "rest", "bare step", "rows"],
                 [_round_row(m) for m in measurements],
             ),
             "",
@@ -119,9 +129,14 @@ def render_report(
     )
 
 
+def _case_cells(case: Case) -> list[str]:
+    return [str(case.num_sessions), str(case.num_drafts), "apart" if case.begins_apart else "at once"]
+
+
 def _throughput_row(m: Measurement) -> list[str]:
     return [
-        *map(str, (m.case.num_sessions, m.case.num_drafts, m.case.num_rounds)),
+        *_case_cells(m.case),
+        str(m.case.num_rounds),
         quartiles([pair.num_tokens / pair.service.round_s for pair in m.pairs]),
         quartiles([pair.num_tokens / pair.bare_s for pair in m.pairs]),
         quartiles(m.ratios, 3),
@@ -134,7 +149,7 @@ def _round_row(m: Measurement) -> list[str]:
         return f"{statistics.median(map(seconds_of, m.pairs)) * 1e3:.2f}"
 
     return [
-        *map(str, (m.case.num_sessions, m.case.num_drafts)),
+        *_case_cells(m.case),
         median_ms(lambda pair: pair.service.round_s),
         median_ms(lambda pair: pair.service.queue_s),
         median_ms(lambda pair: pair.service.compute_s),
@@ -159,7 +174,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="also write the report to this file")
     options, rest = parser.parse_known_args(arguments)
     service_options = [*_SERVICE_OPTIONS, *rest]
-    cases = [Case(n, k) for k in options.drafts or DRAFTS for n in options.sessions or SESSIONS]
+    counts = options.sessions or SESSIONS
+    cases = [Case(n, k) for k in options.drafts or DRAFTS for n in counts]
+    cases += [Case(n, 0, begins_apart=True) for n in counts if n > 1]
     try:
         measurements, machine = bench_target(service_options, cases, options.runs, options.context)
     except (EngineError, ItemError, ServiceStartError, ValueError) as error:

@@ -42,11 +42,12 @@ def measured(
 
 
 def test_both_sides_step_the_whole_batch_and_give_the_same_tokens() -> None:
-    cases = [Case(1, 0), Case(5, 0), Case(3, 2)]
+    cases = [Case(1, 0), Case(5, 0), Case(3, 2), Case(5, 0, begins_apart=True)]
     measurements = measured(cases, toy(), toy())
     assert [m.case for m in measurements] == cases
     for case, measurement in zip(cases, measurements, strict=True):
-        assert [pair.service.rows for pair in measurement.pairs] == [case.num_rows] * 2
+        if not case.begins_apart:
+            assert [pair.service.rows for pair in measurement.pairs] == [case.num_rows] * 2
         assert len(measurement.ratios) == 2
         assert all(pair.num_tokens >= case.num_sessions for pair in measurement.pairs)
 
@@ -107,9 +108,10 @@ def test_the_report_states_the_bound_every_spread_and_where_a_round_goes() -> No
     report = render_report(measurements, ["Machine: some.", "Cores: two."], "demo.gguf", runs=3, context_len=128)
     assert "in every case: **missed**; the smallest is 0.800 (1 sessions, 0 drafts)." in report
     assert (
-        "| 1 | 0 | 16 | 40.00 (40.00–40.83) | 50.00 (50.00–50.00) | 0.800 (0.800–0.817) | 0.800–0.833 |" in report
+        "| 1 | 0 | at once | 16 | 40.00 (40.00–40.83) | 50.00 (50.00–50.00) | 0.800 (0.800–0.817) | 0.800–0.833 |"
+        in report
     )
-    assert "| 1 | 0 | 25.00 | 1.00 | 20.00 | 2.00 | 2.00 | 20.00 | 1.0 of 1 |" in report
+    assert "| 1 | 0 | at once | 25.00 | 1.00 | 20.00 | 2.00 | 2.00 | 20.00 | 1.0 of 1 |" in report
     assert "Model: demo.gguf. Prompts of 128 tokens, 3 pairs a case" in report
     assert "Machine: some.\nCores: two." in report
     assert "**met**; the smallest is 0.952 (4 sessions" in render_report(measurements[1:], [], "demo.gguf", 1, 8)
@@ -126,6 +128,7 @@ def test_the_command_starts_a_service_measures_and_writes_the_report(
     assert "Model: toy hashed:vocab=32. Prompts of 5 tokens" in out.read_text()
     assert "| 2.0 of 2 |\n" in out.read_text()
     assert "| 6.0 of 6 |\n" in out.read_text()
+    assert out.read_text().count("| 3 | 0 | apart |") == 2
     assert "; 1 threads;" in out.read_text()
     assert os.sched_getaffinity(0) == cores
 
