@@ -3,10 +3,10 @@
 A is the service in a process of its own: N sessions on one stream, each sending its next round as soon as it has its
 verdict. B is the same engine in the benchmark's process with nothing around it, stepping the same N sequences: same
 prompts, contexts and drafts. They alternate A B A B in segments of some rounds, so whatever else the machine does
-meets both; each pair gives one ratio, and after each pair both must have the same tokens. Service and bare engine
-compute with one thread on one core; the client, which does nothing but speak the protocol, has another core. The
-drafts of a round repeat the last committed token, so that both sides know them. Prefill is not timed. "Begun apart":
-half of the sessions begin each segment in the middle of the step of the others.
+meets both; each pair gives one ratio, and after each pair both must have the same tokens. All of the service has one
+core, the bare engine has the same one, and both compute with one thread; the client, which does nothing but speak the
+protocol, has the other core. The drafts of a round repeat the last committed token, so that both sides know them.
+Prefill is not timed. "Apart": half of the sessions begin each segment in the middle of the step of the others.
 """
 
 import argparse
@@ -116,9 +116,9 @@ def render_report(
                 [_throughput_row(m) for m in measurements],
             ),
             "",
-            "Where a round goes, median ms. Wait: from an item's arrival to its step; compute: the service's step, "
-            "beside the bare engine's;",
-            "client: between a message and the next rounds; rest: gRPC and both event loops. Rows: of a step.",
+            "Where a round goes, median ms. Wait: from an item's arrival to its step; compute: the service's step, to",
+            "compare with the bare engine's; client: between a message and the next rounds; rest: gRPC, both event",
+            "loops, and for sessions that begin apart the time between the first and the last. Rows: of a step.",
             "",
             *table(
                 ["sessions", "drafts", "begun", "round", "wait", "compute", "client", "rest", "bare step", "rows"],

@@ -1,10 +1,11 @@
 """Sessions that come back at once are waited for, a share of a step at most; so rounds share steps, not take turns."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from tandem.types import SessionId, Verdict
+from tandem.types import FinishReason, SessionId, SessionSpec, Verdict
 from target_service import gathering
 from target_service.answers import StreamId
 from target_service.gathering import WAIT_SHARE, Gathering
@@ -65,9 +66,11 @@ def test_what_has_ended_is_not_waited_for_and_leaves_nothing() -> None:
     assert not gathered._slow
 
 
-async def two_sessions_apart(engine: BlockedEngine, client: Client) -> list["asyncio.Future[object]"]:
+async def two_sessions_apart(
+    engine: BlockedEngine, client: Client, first_spec: SessionSpec = SPEC
+) -> list["asyncio.Future[object]"]:
     """Two sessions' first rounds: the second arrives while the step of the first is being computed, and waits."""
-    await client.ask(open_item(SPEC, 1), open_item(SPEC, 2))
+    await client.ask(open_item(first_spec, 1), open_item(SPEC, 2))
     engine.go.clear()
     (first,) = await client.send(verify_item(stamp(SPEC.token_ids, 1, 1)))
     await engine.until_entered()
@@ -91,6 +94,18 @@ def test_a_round_that_arrived_during_a_step_and_the_next_one_of_that_step_are_co
         (third,) = await client.send(verify_item(stamp([*SPEC.token_ids, *verdict.token_ids], 2, 1)))
         rows = [verdict.batch_rows, (await second).batch_rows, (await third).batch_rows]  # type: ignore[attr-defined]
         assert rows == [1, 2, 2]
+
+    run(scenario, engine)
+
+
+def test_a_session_that_has_its_last_token_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "WAIT_SHARE", 1e6)
+    engine = BlockedEngine()
+
+    async def scenario(service: Service, client: Client) -> None:
+        last, second = await two_sessions_apart(engine, client, replace(SPEC, max_tokens=1))
+        assert (await last).finish_reason is FinishReason.LENGTH  # type: ignore[attr-defined]
+        assert isinstance(await second, Verdict)
 
     run(scenario, engine)
 
