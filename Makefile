@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test unit check protos identity losslessness bench bench-sampling report-block loadtest clean
+.PHONY: demo test unit check protos identity losslessness bench bench-sampling bench-target report-block loadtest clean
 
 demo: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
@@ -54,6 +54,11 @@ report-block: $(READY)
 bench-sampling: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
 	$(BIN)/tandem bench sampling --out docs/reports/sampling_cost.md
+
+# The target service against the bare engine, six minutes; writes docs/reports/target_throughput.md.
+bench-target: $(READY)
+	$(BIN)/tandem models pull smollm2-135m
+	GRPC_VERBOSITY=ERROR $(BIN)/tandem bench target --out docs/reports/target_throughput.md
 
 # Locust for 20 seconds against `tandem up`.
 loadtest: $(READY)

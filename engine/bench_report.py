@@ -21,12 +21,12 @@ def machine_lines() -> list[str]:
     ]
 
 
-def quartiles(values: Sequence[float]) -> str:
-    """Median (first to third quartile), two decimals."""
+def quartiles(values: Sequence[float], decimals: int = 2) -> str:
+    """Median (first to third quartile)."""
     if len(values) < 2:
-        return f"{values[0]:.2f}"
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return f"{middle:.2f} ({low:.2f}–{high:.2f})"
+        return f"{values[0]:.{decimals}f}"
+    low, middle, high = (f"{value:.{decimals}f}" for value in statistics.quantiles(values, n=4, method="inclusive"))
+    return f"{middle} ({low}–{high})"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

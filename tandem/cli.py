@@ -109,6 +109,12 @@ def bench_sampling(context: typer.Context) -> None:
     run_in_place([sys.executable, "-m", "target_service.bench_sampling", *context.args], needs_engine=True)
 
 
+@bench_app.command("target", context_settings=_PASS_THROUGH)
+def bench_target(context: typer.Context) -> None:
+    """What the target service costs over the bare engine; `--help` lists its options."""
+    run_in_place([sys.executable, "-m", "target_service.bench_target", *context.args], needs_engine=True)
+
+
 @app.command()
 def up(
     model: cluster_options.Model = "smollm2-135m",

@@ -71,6 +71,22 @@ class ServiceProcess:
             return self.process.wait()
 
 
+def start_service(service: str, arguments: Sequence[str], ready_file: Path) -> ServiceProcess:
+    """Start one service; it ends by itself should this process be killed."""
+    command = service_command(service, [*arguments, "--ready-file", str(ready_file), "--stop-at-eof"])
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)
+    return ServiceProcess(service, process, ready_file)
+
+
+def wait_ready(services: Sequence[ServiceProcess], timeout_s: float) -> None:
+    """Until all serve; ServiceStartError as soon as one has ended, or when one takes too long."""
+    deadline = time.monotonic() + timeout_s
+    while late := [service.service for service in services if not service.is_ready()]:
+        if time.monotonic() > deadline:
+            raise ServiceStartError(f"not ready within {timeout_s:g} s: {', '.join(late)}")
+        time.sleep(_POLL_S)
+
+
 @dataclass(frozen=True)
 class ClusterPlan:
     """What to start and with which options; addresses default to free loopback ports."""
@@ -134,21 +150,15 @@ class LocalCluster:
         """Start one more service; it is stopped with the others."""
         assert self._folder is not None
         ready_file = Path(self._folder.name) / f"{service}-{len(self.services)}.ready"
-        command = service_command(service, [*arguments, "--ready-file", str(ready_file), "--stop-at-eof"])
         if self.quiet:
-            command += ["--log-level", "ERROR"]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)
-        started = ServiceProcess(service, process, ready_file)
+            arguments = [*arguments, "--log-level", "ERROR"]
+        started = start_service(service, arguments, ready_file)
         self.services.append(started)
         return started
 
     def wait_ready(self, *services: ServiceProcess) -> None:
         """Until all serve; ServiceStartError as soon as one has ended, or when one takes too long."""
-        deadline = time.monotonic() + self.plan.start_timeout_s
-        while late := [service.service for service in services if not service.is_ready()]:
-            if time.monotonic() > deadline:
-                raise ServiceStartError(f"not ready within {self.plan.start_timeout_s:g} s: {', '.join(late)}")
-            time.sleep(_POLL_S)
+        wait_ready(services, self.plan.start_timeout_s)
 
     def wait_for_end(self) -> ServiceProcess:
         """Block until one of the services ends by itself; that service."""

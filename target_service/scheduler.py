@@ -3,11 +3,14 @@
 import asyncio
 import itertools
 import logging
+from contextlib import suppress
 
 from engine.backends.base import SpeculativeEngine, require_speculation
 from tandem.serving.compute import ComputeThread
 from tandem.serving.item_stream import Outbox
+from tandem.types import SessionId, Verdict
 from target_service.answers import Answer, StreamId
+from target_service.gathering import Gathering
 from target_service.limits import Limits
 from target_service.step import StepPlan
 from target_service.table import SessionTable
@@ -31,6 +34,7 @@ class Scheduler:
         self._compute = compute
         self._outboxes: dict[StreamId, Outbox[Answer]] = {}
         self._stream_ids = itertools.count(1)
+        self._gathering = Gathering()
         self._wake = asyncio.Event()
         self._is_empty = asyncio.Event()
 
@@ -43,8 +47,13 @@ class Scheduler:
     def end_stream(self, stream_id: StreamId) -> None:
         """The peer is gone: free its sessions and drop what is still on its way to it."""
         self._outboxes.pop(stream_id).close()
+        self._gathering.forget_stream(stream_id)
         self.table.end_stream(stream_id)
         self.wake()
+
+    def arrived(self, stream_id: StreamId, session_id: SessionId, now_s: float) -> None:
+        """An item of the session is about to be applied."""
+        self._gathering.arrived((stream_id, session_id), now_s)
 
     def wake(self) -> None:
         """There may be work."""
@@ -86,21 +95,39 @@ class Scheduler:
                 await self._wake.wait()
         except TimeoutError:
             return
+        await self._gather()
         await asyncio.sleep(0)  # items that are ready in this turn of the loop join the step
         self._wake.clear()
 
+    async def _gather(self) -> None:
+        """Give those who come back at once the time to join the step."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(self._gathering.until_s):
+                while not self._gathering.is_complete:
+                    self._wake.clear()
+                    await self._wake.wait()
+
     async def _step(self, plan: StepPlan) -> None:
         """Compute one step; whatever it raises concerns its own sessions only."""
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
         try:
             result = await self._compute.run(self._verifier.step, plan)
         except Exception:  # noqa: BLE001 - an engine may raise anything; the service goes on with the other sessions
             _log.exception("a step of %d sessions failed", len(plan.items))
             self.table.fail(await self._compute.run(self._engine.kv_usage))
         else:
+            self._gathering.end_step(started_s, loop.time())
             self.table.commit(result)
 
     def _deliver(self, stream_id: StreamId, answer: Answer) -> None:
         """To the stream's outbox; nowhere once the stream has ended."""
         outbox = self._outboxes.get(stream_id)
-        if outbox is not None:
-            outbox.put(answer)
+        if outbox is None:
+            return
+        outbox.put(answer)
+        key, outcome = (stream_id, answer.stamp.session_id), answer.outcome
+        if isinstance(outcome, Verdict) and outcome.finish_reason is None:
+            self._gathering.answered(key, asyncio.get_running_loop().time())
+        else:
+            self._gathering.forget(key)

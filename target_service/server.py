@@ -73,6 +73,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     ) -> None:
         """Decode one item and apply it."""
         table = self._scheduler.table
+        self._scheduler.arrived(stream_id, stamp.session_id, arrived_s)
         with table.answering(stream_id, stamp):
             match item.WhichOneof("op"):
                 case "open":
