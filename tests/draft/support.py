@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from draft_service.proposers.base import ProposeInput, ProposerCapabilities, SessionKey
-from engine.backends.base import KvUsage
+from draft_service.proposers.base import DraftKvUsage, ProposeInput, ProposerCapabilities, SessionKey
 from engine.backends.toy_backend import LogitsOf
 from engine.sampling.policies import Decision, VerifyRows, check_proposal, rows_of, verify
 from engine.sampling.processors import process
@@ -99,5 +98,5 @@ class StubProposer:
     def forget(self, session_key: SessionKey) -> None:
         self.forgotten.append(session_key)
 
-    def kv_usage(self) -> KvUsage | None:
+    def kv_usage(self) -> DraftKvUsage | None:
         return None
