@@ -1,7 +1,7 @@
 """What the draft tests share: specs, a target with the real policies, a proposer under the test's control."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -75,6 +75,9 @@ class StubProposer:
         self.started = threading.Semaphore(0)  # one release a batch
         self.gate = threading.Event()
         self.gate.set()
+        self.is_behind: Callable[[ProposeInput], bool] = lambda item: (
+            False
+        )  # asked for each input, answered None if so
         self._vocab_size = vocab_size
 
     @property
@@ -87,13 +90,13 @@ class StubProposer:
             model=ModelInfo(vocab_size=self._vocab_size),
         )
 
-    def propose(self, batch: Sequence[ProposeInput]) -> list[Proposal]:
+    def propose(self, batch: Sequence[ProposeInput]) -> list[Proposal | None]:
         self.batches.append(list(batch))
         self.started.release()
         assert self.gate.wait(20)
         if self.error is not None:
             raise self.error
-        return [self.proposal for _ in batch]
+        return [None if self.is_behind(item) else self.proposal for item in batch]
 
     def forget(self, session_key: SessionKey) -> None:
         self.forgotten.append(session_key)
