@@ -30,6 +30,8 @@ class DraftKv:
         self._engine = engine
         self._clock = clock
         self._sequences: dict[SessionKey, _Sequence] = {}
+        usage = engine.kv_usage()
+        self.max_rows = usage.total_blocks * usage.block_size  # of one session that has all the memory
 
     def __contains__(self, key: SessionKey) -> bool:
         return key in self._sequences

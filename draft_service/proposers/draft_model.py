@@ -50,8 +50,6 @@ class DraftModelProposer:
         self._model_id = model_id
         self._vocab_hash = vocab_hash
         self._max_step_tokens = max_step_tokens
-        usage = engine.kv_usage()
-        self._max_rows = min(engine.capabilities.max_context, usage.total_blocks * usage.block_size)
         self._num_shrunk = 0
         self.kv = DraftKv(engine, clock)
 
@@ -90,8 +88,9 @@ class DraftModelProposer:
         return DraftKvUsage(self._engine.kv_usage(), self._num_shrunk)
 
     def _num_wanted(self, item: ProposeInput) -> int:
-        """K, or less where context or pool end: K drafts need committed_len + K - 1 rows."""
-        return max(0, min(item.num_draft_tokens, self._max_rows - len(item.committed_token_ids) + 1))
+        """K, or less where the context ends: K drafts need committed_len + K - 1 rows."""
+        num_left = self._engine.capabilities.max_context - len(item.committed_token_ids)
+        return max(0, min(item.num_draft_tokens, num_left + 1))
 
     def _step(self, drafting: list[DraftRound]) -> None:
         """One forward -> one more draft for each session that it brings up to date."""

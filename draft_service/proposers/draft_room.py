@@ -47,32 +47,39 @@ class DraftRoom:
 
 
 def plan_batch(kv: DraftKv, rounds: Sequence[DraftRound], max_step_tokens: int) -> list[DraftRound]:
-    """Roll back, then share out memory and the first step -> the rounds that take part, the oldest session first.
-
-    Who finds no memory for its pending tokens keeps no rows either: whatever it had is free for the others.
-    """
-    for draft in rounds:
-        if draft.num_wanted == 0:
-            kv.release(draft.key)  # its context has ended
-        elif draft.key in kv:
-            draft.pending = kv.roll_back(draft.key, draft.item.committed_token_ids)
+    """Roll back, then share out memory and the first step -> the rounds that take part, the oldest session first."""
     room = DraftRoom(kv, {draft.key for draft in rounds})
-    admitted = []
-    for draft in sorted(rounds, key=lambda draft: draft.key):
-        if draft.num_wanted == 0:
-            continue
-        if draft.key not in kv:  # new, evicted earlier, or by an older session of this batch
-            draft.pending = kv.roll_back(draft.key, draft.item.committed_token_ids)
-        if room.admit(draft.key, len(draft.pending)):
-            admitted.append(draft)
-        else:
-            kv.release(draft.key)
+    admitted = _admit(kv, room, sorted(rounds, key=lambda draft: draft.key))
     shares = share_rows([len(draft.pending) for draft in admitted], max_step_tokens)
     for draft, share in zip(admitted, shares, strict=True):
         draft.num_fed = share
         if not draft.is_behind:
             num_rows = len(draft.pending)  # with the last of them comes the first draft
             draft.num_granted = 1 + room.extend(draft.key, num_rows, num_rows + draft.num_wanted - 1) - num_rows
+    return admitted
+
+
+def _admit(kv: DraftKv, room: DraftRoom, rounds: Sequence[DraftRound]) -> list[DraftRound]:
+    """Rounds, the oldest session first -> those that can draft and have memory for all that they lack.
+
+    The others keep no rows: whatever they had is free for those behind them.
+    """
+    able = []
+    for draft in rounds:
+        if draft.num_wanted == 0 or len(draft.item.committed_token_ids) > kv.max_rows:
+            kv.release(draft.key)
+            continue
+        able.append(draft)
+        if draft.key in kv:
+            draft.pending = kv.roll_back(draft.key, draft.item.committed_token_ids)
+    admitted = []
+    for draft in able:
+        if draft.key not in kv:  # new, evicted earlier, or by an older session of this batch
+            draft.pending = kv.roll_back(draft.key, draft.item.committed_token_ids)
+        if room.admit(draft.key, len(draft.pending)):
+            admitted.append(draft)
+        else:
+            kv.release(draft.key)
     return admitted
 
 
