@@ -13,12 +13,11 @@ from draft_service.server import SERVICE_NAME, DraftServicer
 from draft_service.service import DraftService
 from engine.backends.base import EngineError
 from engine.backends.options import add_engine_arguments, engine_settings
-from tandem.defaults import MAX_DRAFT_TOKENS, MAX_SESSIONS
 from tandem.draft.v1 import draft_pb2_grpc
 from tandem.serving.channels import MAX_INNER_MESSAGE_BYTES
 from tandem.serving.compute import ComputeThread
 from tandem.serving.life import run_server
-from tandem.serving.options import add_server_arguments, positive_int, server_settings
+from tandem.serving.options import add_server_arguments, positive_int, seconds, server_settings
 from tandem.serving.start import run_service
 
 
@@ -31,10 +30,24 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_server_arguments(parser, "127.0.0.1:50052")
     add_proposer_arguments(parser)
-    parser.add_argument(
-        "--max-draft-tokens", type=positive_int, default=MAX_DRAFT_TOKENS, help="most drafts a round"
+    limits = DraftLimits()
+    group = parser.add_argument_group("limits")
+    group.add_argument(
+        "--max-draft-tokens", type=positive_int, default=limits.max_draft_tokens, help="most drafts a round"
     )
-    parser.add_argument("--max-sessions", type=positive_int, default=MAX_SESSIONS, help="most open sessions")
+    group.add_argument("--max-sessions", type=positive_int, default=limits.max_sessions, help="most open sessions")
+    group.add_argument(
+        "--max-batch",
+        type=positive_int,
+        help="most sessions drafted for at a time; default: all of them, or as many as a step has tokens",
+    )
+    group.add_argument(
+        "--session-lease",
+        type=seconds,
+        default=limits.session_lease_s,
+        metavar="S",
+        help="how long an open session may ask for nothing before it is forgotten",
+    )
     add_engine_arguments(parser)  # for proposers that have a model
     parser.set_defaults(model=None)
     return parser
@@ -46,10 +59,20 @@ def main(arguments: list[str] | None = None) -> int:
     return run_service("draft_service", options, _load, _serve, (ProposerError, EngineError))
 
 
+def _limits(options: argparse.Namespace) -> DraftLimits:
+    """What the options grant."""
+    return DraftLimits(
+        options.max_draft_tokens,
+        options.max_sessions,
+        options.max_batch or min(options.max_sessions, options.max_step_tokens),
+        options.session_lease,
+    )
+
+
 def _load(options: argparse.Namespace) -> tuple[Proposer, ComputeThread]:
     """The proposer, and the thread it was loaded on."""
     settings = ProposerSettings(
-        options.max_sessions,
+        _limits(options),
         engine_settings(options) if options.model or options.toy else None,
         options,
     )
@@ -60,7 +83,7 @@ def _load(options: argparse.Namespace) -> tuple[Proposer, ComputeThread]:
 async def _serve(options: argparse.Namespace, loaded: tuple[Proposer, ComputeThread]) -> None:
     """From bind to drain."""
     proposer, compute = loaded
-    service = DraftService(proposer, DraftLimits(options.max_draft_tokens, options.max_sessions), compute)
+    service = DraftService(proposer, _limits(options), compute)
     settings = server_settings(options, SERVICE_NAME, MAX_INNER_MESSAGE_BYTES)
 
     def register(server: grpc.aio.Server) -> None:

@@ -1,13 +1,15 @@
-"""One proposer on one compute thread: whatever rounds wait when it becomes free form one batch."""
+"""One proposer on one compute thread: the rounds that wait when it becomes free form one batch.
+
+A round that the proposer has not finished waits on, and is part of the next batch.
+"""
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from draft_service.proposers.base import ProposeInput, Proposer, SessionKey
+from draft_service.proposers.base import DraftKvUsage, ProposeInput, Proposer, SessionKey
 from draft_service.trimming import trim_proposal
-from engine.backends.base import KvUsage
 from tandem.serving.compute import ComputeThread
 from tandem.serving.items import deadline_exceeded, internal_error
 from tandem.types import ItemError, ItemTiming, Proposal
@@ -26,15 +28,22 @@ class WaitingRound:
     deadline_s: float | None
     is_wanted: Callable[[], bool]  # asked when its batch is formed
     deliver: Callable[[Answer, ItemTiming], None]  # called on the event loop, once, unless it was not wanted
+    computed_s: float = 0.0  # in earlier batches
+
+    def answer(self, answer: Answer, now_s: float) -> None:
+        """Deliver the answer; what was not compute was waiting."""
+        queued_s = now_s - self.arrived_s - self.computed_s
+        self.deliver(answer, ItemTiming(int(queued_s * 1e6), int(self.computed_s * 1e6)))
 
 
 class Batcher:
     """Owns the proposer. All methods run on the event loop; the compute thread gets frozen inputs."""
 
-    def __init__(self, proposer: Proposer, vocab_size: int, compute: ComputeThread) -> None:
-        self.usage: KvUsage | None = proposer.kv_usage()  # after the last batch
+    def __init__(self, proposer: Proposer, vocab_size: int, max_batch: int, compute: ComputeThread) -> None:
+        self.usage: DraftKvUsage | None = proposer.kv_usage()  # after the last batch
         self._proposer = proposer
         self._vocab_size = vocab_size
+        self._max_batch = max_batch
         self._compute = compute
         self._waiting: list[WaitingRound] = []
         self._forgotten: list[SessionKey] = []
@@ -43,7 +52,7 @@ class Batcher:
 
     @property
     def num_waiting(self) -> int:
-        """Rounds not yet worked on."""
+        """Rounds that are not in work now."""
         return len(self._waiting)
 
     def submit(self, waiting: WaitingRound) -> None:
@@ -72,39 +81,47 @@ class Batcher:
         now_s = asyncio.get_running_loop().time
         while self._waiting or self._forgotten:
             forgotten, self._forgotten = self._forgotten, []
-            batch = self._take_batch(now_s())
             started_s = now_s()
+            batch = self._take_batch(started_s)
             items = [waiting.item for waiting in batch]
             answers, self.usage = await self._compute.run(self._run_proposer, forgotten, items)
-            compute_us = int((now_s() - started_s) * 1e6)
+            ended_s = now_s()
+            unfinished = []
             for waiting, answer in zip(batch, answers, strict=True):
-                queue_us = int((started_s - waiting.arrived_s) * 1e6)
-                waiting.deliver(answer, ItemTiming(queue_us, compute_us))
+                worked_on = replace(waiting, computed_s=waiting.computed_s + ended_s - started_s)
+                if answer is None:
+                    unfinished.append(worked_on)
+                else:
+                    worked_on.answer(answer, ended_s)
+            self._waiting = unfinished + self._waiting
 
     def _take_batch(self, now_s: float) -> list[WaitingRound]:
-        """Everything that waits, is still wanted and in time."""
-        taken, self._waiting = self._waiting, []
-        batch = []
-        for waiting in taken:
+        """The longest waiting ones that are still wanted and in time; the others go on waiting."""
+        batch: list[WaitingRound] = []
+        num_looked_at = 0
+        for waiting in self._waiting:
+            if len(batch) == self._max_batch:
+                break
+            num_looked_at += 1
             if not waiting.is_wanted():
                 continue
             if waiting.deadline_s is not None and now_s > waiting.deadline_s:
-                error = deadline_exceeded("waiting to be drafted for")
-                waiting.deliver(error, ItemTiming(queue_us=int((now_s - waiting.arrived_s) * 1e6)))
+                waiting.answer(deadline_exceeded("waiting to be drafted for"), now_s)
             else:
                 batch.append(waiting)
+        del self._waiting[:num_looked_at]
         return batch
 
     def _run_proposer(
         self, forgotten: Sequence[SessionKey], batch: Sequence[ProposeInput]
-    ) -> tuple[list[Answer], KvUsage | None]:
-        """On the compute thread: forget, propose, trim -> an answer an input, and the block accounting after."""
+    ) -> tuple[list[Answer | None], DraftKvUsage | None]:
+        """On the compute thread: forget, propose, trim -> an answer or None for each, and the memory's figures."""
         self._forget_now(forgotten)
-        answers: list[Answer] = []
+        answers: list[Answer | None] = []
         try:
             proposals = self._proposer.propose(batch) if batch else []
             for proposal, item in zip(proposals, batch, strict=True):
-                answers.append(trim_proposal(proposal, item, self._vocab_size))
+                answers.append(None if proposal is None else trim_proposal(proposal, item, self._vocab_size))
         except Exception:  # noqa: BLE001 - a bug of a proposer costs its batch the drafts, never the service
             _log.exception("the proposer failed for a batch of %d", len(batch))
             answers = [internal_error() for _ in batch]

@@ -1,14 +1,19 @@
-"""What one draft replica serves and grants."""
+"""What one draft replica serves and grants: every limit, and what contradicts what."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
 from draft_service.proposers.base import ProposerCapabilities
+from engine.backends.base import KvUsage
 from tandem.defaults import MAX_DRAFT_TOKENS, MAX_SESSIONS
 from tandem.types import MAX_DRAFT_PROBS_BYTES, DraftProbsTransport, ErrorCode, ItemError, SessionSpec
 from tandem.validation import check_session, check_token_ids
 
+# Who has had no item for so long may lose its place and its memory to others. Between its rounds an active session has
+# none for as long as the target takes; if it could lose them then, one session more than there is room for would make
+# all of them take each other's, round by round, and none would ever have drafts.
+IDLE_S = 5.0
 _ANY_VOCABULARY = 2**32  # a token id is 32 bits on the wire
 _ANY_CONTEXT = 2**33  # the draft's own context refuses nobody: past its end it stops drafting
 _PROB_BYTES = 4
@@ -16,11 +21,37 @@ _PROB_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class DraftLimits:
-    """What the operator grants."""
+    """What the operator grants; ValueError, naming the option, for what cannot be."""
 
     max_draft_tokens: int = MAX_DRAFT_TOKENS  # a round
     max_sessions: int = MAX_SESSIONS  # of all streams together
+    max_batch: int = MAX_SESSIONS  # sessions drafted for at a time
+    session_lease_s: float = 600.0  # an open session without an item for longer is forgotten
     max_draft_probs_bytes: int = MAX_DRAFT_PROBS_BYTES  # a proposal; more would be refused by whoever receives it
+
+    def __post_init__(self) -> None:
+        for name in ("max_draft_tokens", "max_sessions", "max_batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)} is less than 1")
+        if not self.session_lease_s > 0:
+            raise ValueError(f"--session-lease {self.session_lease_s:g} is not above 0")
+
+    def check_step(self, max_step_tokens: int) -> None:
+        """ValueError, naming both options, when one step has no room for a batch."""
+        if self.max_batch > max_step_tokens:
+            raise ValueError(
+                f"--max-batch {self.max_batch} is more than --max-step-tokens {max_step_tokens}, "
+                "and a step drafts a token for every session of a batch"
+            )
+
+    def check_memory(self, usage: KvUsage) -> None:
+        """ValueError, naming both options, when all of the memory has no room for a round of one session."""
+        num_rows = usage.total_blocks * usage.block_size
+        if num_rows < self.max_draft_tokens:
+            raise ValueError(
+                f"--kv-memory has room for {num_rows} tokens ({usage.total_blocks} blocks of {usage.block_size}), "
+                f"and one round of --max-draft-tokens {self.max_draft_tokens} needs {self.max_draft_tokens}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ def _take(
     with stream.answering(stamp):
         match item.WhichOneof("op"):
             case "open":
-                stream.open_session(stamp, codec.session_from_proto(item.open))
+                stream.open_session(stamp, codec.session_from_proto(item.open), arrived_s)
             case "propose":
                 step = Step(item.propose.tail_start, tuple(item.propose.committed_token_ids))
                 stream.propose(stamp, step, item.propose.num_draft_tokens, arrived_s, deadline_s)

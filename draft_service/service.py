@@ -14,9 +14,11 @@ from functools import partial
 from itertools import count
 
 from draft_service.batcher import Answer, Batcher, WaitingRound
+from draft_service.leases import Leases
 from draft_service.limits import DraftLimits, Offer
-from draft_service.proposers.base import ProposeInput, Proposer, SessionKey
-from draft_service.sessions import Session, SessionTable, Step
+from draft_service.proposers.base import DraftKvUsage, ProposeInput, Proposer, SessionKey
+from draft_service.sessions import Session, SessionTable, Step, checked_tokens
+from engine.backends.base import KvUsage
 from tandem.serving.compute import ComputeThread
 from tandem.serving.item_stream import Outbox
 from tandem.serving.items import Closed, Opened, answering, draining
@@ -33,6 +35,8 @@ from tandem.types import (
 
 _log = logging.getLogger(__name__)
 
+_NO_MEMORY = DraftKvUsage(KvUsage(0, 0, 0, 0, block_size=1), 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -48,7 +52,8 @@ class DraftService:
 
     def __init__(self, proposer: Proposer, limits: DraftLimits, compute: ComputeThread) -> None:
         self.offer = Offer(limits, proposer.capabilities)
-        self.batcher = Batcher(proposer, self.offer.vocab_size, compute)
+        self.batcher = Batcher(proposer, self.offer.vocab_size, limits.max_batch, compute)
+        self.leases = Leases(limits.session_lease_s, self._tables, self.forget)
         self._num_stale = 0
         self._keys = count(1)
         self._streams: set[DraftStream] = set()
@@ -64,8 +69,8 @@ class DraftService:
     @property
     def load(self) -> Load:
         """How busy the replica is."""
-        usage = self.batcher.usage
-        used, total = (usage.used_blocks, usage.total_blocks) if usage is not None else (0, 0)
+        usage = self.batcher.usage or _NO_MEMORY
+        used, total = usage.blocks.used_blocks, usage.blocks.total_blocks
         return Load(
             running=self.num_sessions,
             waiting=self.batcher.num_waiting,
@@ -74,6 +79,11 @@ class DraftService:
             used_blocks=used,
             total_blocks=total,
             stale_items=self._num_stale,
+            cached_blocks=usage.blocks.cached_blocks,
+            shrunk_draft_tokens=usage.shrunk_draft_tokens,
+            evicted_sessions=self.leases.num_ended,
+            evicted_blocks=usage.blocks.evicted_blocks,
+            hit_blocks=usage.blocks.hit_blocks,
         )
 
     @property
@@ -88,14 +98,18 @@ class DraftService:
         self._streams.add(stream)
         return stream
 
-    def check_room(self) -> None:
-        """Raise ItemError NO_CAPACITY while no session can be opened."""
+    def make_room(self) -> None:
+        """Let one more session be opened, in an idle one's place if need be; ItemError NO_CAPACITY when it cannot."""
+        if self.num_sessions >= self.offer.limits.max_sessions and not self.leases.make_room():
+            raise ItemError(
+                ErrorCode.NO_CAPACITY,
+                f"now: {self.num_sessions} sessions are open, the limit of this replica, and none of them is idle",
+            )
+
+    def check_draining(self) -> None:
+        """Raise ItemError NO_CAPACITY once the replica drains."""
         if self._is_draining:
             raise draining()
-        if self.num_sessions >= self.offer.limits.max_sessions:
-            raise ItemError(
-                ErrorCode.NO_CAPACITY, f"{self.num_sessions} sessions are open, the limit of this replica"
-            )
 
     def new_key(self) -> SessionKey:
         """A key that no session had before."""
@@ -110,6 +124,10 @@ class DraftService:
         """These sessions were closed."""
         self.batcher.forget(keys)
         self._has_closed.set()
+
+    def _tables(self) -> list[SessionTable]:
+        """Of every stream."""
+        return [stream.table for stream in self._streams]
 
     def count_stale(self) -> None:
         """An item was dropped."""
@@ -138,31 +156,36 @@ class DraftStream:
     def __init__(self, service: DraftService) -> None:
         self.outbox: Outbox[Result] = Outbox()
         self._service = service
-        self._table = SessionTable(service.new_key)
+        self.table = SessionTable(service.new_key)
 
     @property
     def num_sessions(self) -> int:
         """Open sessions of this stream."""
-        return len(self._table)
+        return len(self.table)
 
     def answering(self, stamp: Stamp) -> AbstractContextManager[None]:
         """Turn whatever goes wrong inside into the item's answer."""
         return answering(stamp, lambda error: self.outbox.put(Result(stamp, error)), self._service.count_stale)
 
-    def open_session(self, stamp: Stamp, spec: SessionSpec) -> None:
+    def open_session(self, stamp: Stamp, spec: SessionSpec, arrived_s: float) -> None:
         """Take a session up, or answer a repeat; an earlier epoch of it is freed."""
         self._service.offer.check(spec)
-        if not self._table.is_open(stamp):
-            self._service.forget(self._table.close(stamp))
-            self._service.check_room()
-            self._table.open(stamp, spec)
+        if not self.table.is_open(stamp):
+            tokens = checked_tokens(stamp, spec)
+            self._service.check_draining()
+            if not self.table.is_known(stamp):
+                self._service.make_room()
+            self._service.forget(self.table.close(stamp))
+            self.table.open(stamp, spec, tokens, arrived_s)
+            self._service.leases.watch()
         self.outbox.put(Result(stamp, Opened()))
 
     def propose(
         self, stamp: Stamp, step: Step, num_draft_tokens: int, arrived_s: float, deadline_s: float | None = None
     ) -> None:
         """Take a round up: go back to the stamp's tokens and queue for drafting; a repeat gets the recorded answer."""
-        session = self._table.session_of(stamp)
+        session = self.table.session_of(stamp)
+        session.used_s = arrived_s
         if stamp.round > session.round:
             session.begin(stamp, step, self._service.offer.vocab_size)
             self._submit(session, stamp, num_draft_tokens, arrived_s, deadline_s)
@@ -171,18 +194,18 @@ class DraftStream:
 
     def close_session(self, stamp: Stamp) -> None:
         """Free a session; done as well when there is none."""
-        self._service.forget(self._table.close(stamp))
+        self._service.forget(self.table.close(stamp))
         self.outbox.put(Result(stamp, Closed()))
 
     def is_settled(self) -> bool:
         """Whether every item has its answer."""
-        return self._table.is_settled()
+        return self.table.is_settled()
 
     def end(self) -> None:
         """The peer is gone: free every session; what is in the outbox still goes out where it can."""
         self.outbox.close()
-        keys, self._table = self._table.keys(), SessionTable(self._service.new_key)
-        self._service.stream_ended(self, keys)
+        sessions, self.table = self.table.sessions, SessionTable(self._service.new_key)
+        self._service.stream_ended(self, [session.key for session in sessions])
 
     def _submit(
         self, session: Session, stamp: Stamp, num_draft_tokens: int, arrived_s: float, deadline_s: float | None
@@ -204,7 +227,7 @@ class DraftStream:
 
     def _is_wanted(self, session: Session, stamp: Stamp) -> bool:
         """Whether the round is still its session's last; a round that is not is stale."""
-        is_current = self._table.is_current(session, stamp)
+        is_current = self.table.is_current(session, stamp)
         if not is_current:
             self._service.count_stale()
         return is_current
@@ -212,5 +235,5 @@ class DraftStream:
     def _deliver(self, session: Session, stamp: Stamp, answer: Answer, timing: ItemTiming) -> None:
         """Record and send a round's answer, if it is still wanted."""
         if self._is_wanted(session, stamp):
-            session.answer = answer
+            session.answer, session.used_s = answer, asyncio.get_running_loop().time()
             self.outbox.put(Result(stamp, answer, timing))

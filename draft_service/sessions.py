@@ -5,7 +5,7 @@ error; what was answered before is answered the same way again; the rest takes t
 stamp stands for, however far back that is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from draft_service.batcher import Answer
@@ -21,9 +21,11 @@ class Session:
     """One opening of one session."""
 
     key: SessionKey
+    session_id: SessionId
     epoch: int
     spec: SessionSpec
     tokens: HashedTokens
+    used_s: float  # when its last item came or was answered
     round: int = 0  # the last one taken up
     answer: Answer | None = None  # of that round; None: not there yet
 
@@ -31,6 +33,10 @@ class Session:
     def is_busy(self) -> bool:
         """Whether a round is not answered yet."""
         return self.round > 0 and self.answer is None
+
+    def idle_since_s(self, now_s: float) -> float:
+        """Since when nobody has asked it anything: now, while a round is not answered yet."""
+        return now_s if self.is_busy else self.used_s
 
     def num_draft_tokens(self, wanted: int, max_draft_tokens: int) -> int:
         """How many drafts can be of use: the round's last token is always the target's own."""
@@ -74,6 +80,13 @@ class Step:
     committed_token_ids: Sequence[int]  # from tail_start on
 
 
+def checked_tokens(stamp: Stamp, spec: SessionSpec) -> HashedTokens:
+    """The tokens that a session is opened with; ItemError PREFIX_MISMATCH when the stamp is not of them."""
+    tokens = HashedTokens(spec.token_ids)
+    check_prefix(stamp, len(tokens), tokens.prefix_hash())
+    return tokens
+
+
 @dataclass(slots=True)
 class SessionTable:
     """The sessions of one stream."""
@@ -84,9 +97,10 @@ class SessionTable:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def keys(self) -> list[SessionKey]:
-        """Of every session."""
-        return [session.key for session in self._sessions.values()]
+    @property
+    def sessions(self) -> Collection[Session]:
+        """Every session."""
+        return self._sessions.values()
 
     def is_settled(self) -> bool:
         """Whether every round has its answer."""
@@ -103,11 +117,14 @@ class SessionTable:
             raise StaleItemError
         return known is not None and stamp.epoch == known.epoch
 
-    def open(self, stamp: Stamp, spec: SessionSpec) -> None:
-        """Take up a session; ItemError PREFIX_MISMATCH when the stamp is not of the spec's tokens."""
-        tokens = HashedTokens(spec.token_ids)
-        check_prefix(stamp, len(tokens), tokens.prefix_hash())
-        self._sessions[stamp.session_id] = Session(self.new_key(), stamp.epoch, spec, tokens)
+    def is_known(self, stamp: Stamp) -> bool:
+        """Whether the session is open, in whatever epoch."""
+        return stamp.session_id in self._sessions
+
+    def open(self, stamp: Stamp, spec: SessionSpec, tokens: HashedTokens, now_s: float) -> None:
+        """Take up a session with the spec's tokens, which are the stamp's."""
+        key = self.new_key()
+        self._sessions[stamp.session_id] = Session(key, stamp.session_id, stamp.epoch, spec, tokens, now_s)
 
     def session_of(self, stamp: Stamp) -> Session:
         """The session that a step is for.
@@ -125,9 +142,11 @@ class SessionTable:
     def close(self, stamp: Stamp) -> list[SessionKey]:
         """Forget a session -> its key; nothing when there was none. StaleItemError when a later epoch is open."""
         session = self._sessions.get(stamp.session_id)
-        if session is None:
-            return []
-        if stamp.epoch < session.epoch:
+        if session is not None and stamp.epoch < session.epoch:
             raise StaleItemError
-        del self._sessions[stamp.session_id]
-        return [session.key]
+        return self.remove(stamp.session_id)
+
+    def remove(self, session_id: SessionId) -> list[SessionKey]:
+        """Forget a session, whatever its epoch -> its key; nothing when there was none."""
+        session = self._sessions.pop(session_id, None)
+        return [] if session is None else [session.key]

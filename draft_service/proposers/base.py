@@ -10,7 +10,7 @@ from typing import NewType, Protocol
 from engine.backends.base import KvUsage
 from tandem.types import DraftProbsTransport, ModelInfo, Proposal, SessionSpec, VerificationPolicy
 
-SessionKey = NewType("SessionKey", int)  # one opening of one session; never used again after `forget`
+SessionKey = NewType("SessionKey", int)  # one opening of one session; never used again, later ones are larger
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,14 @@ class ProposeInput:
     num_draft_tokens: int  # K >= 1
 
 
+@dataclass(frozen=True, slots=True)
+class DraftKvUsage:
+    """A draft model's key-value memory."""
+
+    blocks: KvUsage
+    shrunk_draft_tokens: int  # drafts not made for want of it, since start
+
+
 class Proposer(Protocol):
     """Returns drafts; one caller at a time, on the compute thread.
 
@@ -45,9 +53,11 @@ class Proposer(Protocol):
     @property
     def capabilities(self) -> ProposerCapabilities: ...
 
-    def propose(self, batch: Sequence[ProposeInput]) -> list[Proposal]:
-        """One proposal per input, in order, each of 0..K drafts; no session key twice in a batch.
+    def propose(self, batch: Sequence[ProposeInput]) -> Sequence[Proposal | None]:
+        """One answer per input, in order, each of 0..K drafts; no session key twice in a batch.
 
+        None for "not yet": whoever has much to catch up does a part of it, and is given the same input again with
+        the next batch, so that the others' drafts need not wait. Nobody has to make use of it.
         Raises only for bugs: what it cannot draft (no memory, context too short) is an empty proposal.
         """
         ...
@@ -56,6 +66,6 @@ class Proposer(Protocol):
         """Free what is kept for the session; a no-op when that is nothing."""
         ...
 
-    def kv_usage(self) -> KvUsage | None:
-        """Block accounting now; None without a model."""
+    def kv_usage(self) -> DraftKvUsage | None:
+        """The memory's figures now; None without a model."""
         ...

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from draft_service.limits import DraftLimits
 from draft_service.proposers.base import Proposer
 from engine.backends.settings import EngineSettings
-from tandem.defaults import MAX_SESSIONS
 
 OptionGroup: TypeAlias = argparse._ArgumentGroup  # argparse has no public name for it
 
@@ -20,7 +20,7 @@ class ProposerError(Exception):
 class ProposerSettings:
     """What users configure: what proposers share, and each one's own options."""
 
-    max_sessions: int = MAX_SESSIONS
+    limits: DraftLimits = field(default_factory=DraftLimits)
     engine: EngineSettings | None = None  # None: no model was named
     options: argparse.Namespace = field(default_factory=argparse.Namespace)  # as `add_options` has declared them
 

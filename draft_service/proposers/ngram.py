@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from draft_service.proposers.base import ProposeInput, ProposerCapabilities, SessionKey
+from draft_service.proposers.base import DraftKvUsage, ProposeInput, ProposerCapabilities, SessionKey
 from draft_service.proposers.kind import OptionGroup, ProposerError, ProposerKind, ProposerSettings
-from engine.backends.base import KvUsage
 from tandem.prompt_lookup import PromptLookup
 from tandem.types import DraftProbsTransport, Proposal
 
@@ -33,7 +32,7 @@ class NgramProposer:
     def forget(self, session_key: SessionKey) -> None:
         """Nothing is kept."""
 
-    def kv_usage(self) -> KvUsage | None:
+    def kv_usage(self) -> DraftKvUsage | None:
         """No model, no memory."""
         return None
 

@@ -9,9 +9,8 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
-from draft_service.proposers.base import ProposeInput, Proposer, ProposerCapabilities, SessionKey
+from draft_service.proposers.base import DraftKvUsage, ProposeInput, Proposer, ProposerCapabilities, SessionKey
 from draft_service.proposers.kind import OptionGroup, ProposerError, ProposerKind, ProposerSettings
-from engine.backends.base import KvUsage
 from tandem.rng import Stream, stream_word, uniform
 from tandem.types import DraftProbsTransport, Proposal, SessionSpec, VerificationPolicy
 from tandem.validation import check_range
@@ -43,16 +42,19 @@ class SyntheticProposer:
             policies=frozenset({VerificationPolicy.GREEDY, VerificationPolicy.COUPLED}),
         )
 
-    def propose(self, batch: Sequence[ProposeInput]) -> list[Proposal]:
-        """As many drafts as the right proposer makes, at most one of them wrong."""
+    def propose(self, batch: Sequence[ProposeInput]) -> list[Proposal | None]:
+        """As many drafts as the right proposer makes, and when it makes them, at most one of them wrong."""
         proposals = self._right.propose(batch)
-        return [self._spoil(proposal, item) for proposal, item in zip(proposals, batch, strict=True)]
+        return [
+            None if proposal is None else self._spoil(proposal, item)
+            for proposal, item in zip(proposals, batch, strict=True)
+        ]
 
     def forget(self, session_key: SessionKey) -> None:
         """As the right one."""
         self._right.forget(session_key)
 
-    def kv_usage(self) -> KvUsage | None:
+    def kv_usage(self) -> DraftKvUsage | None:
         """The right one's."""
         return self._right.kv_usage()
 

@@ -1,13 +1,12 @@
 """What the draft tests share: specs, a target with the real policies, a proposer under the test's control."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from draft_service.proposers.base import ProposeInput, ProposerCapabilities, SessionKey
-from engine.backends.base import KvUsage
+from draft_service.proposers.base import DraftKvUsage, ProposeInput, ProposerCapabilities, SessionKey
 from engine.backends.toy_backend import LogitsOf
 from engine.sampling.policies import Decision, VerifyRows, check_proposal, rows_of, verify
 from engine.sampling.processors import process
@@ -76,6 +75,9 @@ class StubProposer:
         self.started = threading.Semaphore(0)  # one release a batch
         self.gate = threading.Event()
         self.gate.set()
+        self.is_behind: Callable[[ProposeInput], bool] = lambda item: (
+            False
+        )  # asked for each input, answered None if so
         self._vocab_size = vocab_size
 
     @property
@@ -88,16 +90,16 @@ class StubProposer:
             model=ModelInfo(vocab_size=self._vocab_size),
         )
 
-    def propose(self, batch: Sequence[ProposeInput]) -> list[Proposal]:
+    def propose(self, batch: Sequence[ProposeInput]) -> list[Proposal | None]:
         self.batches.append(list(batch))
         self.started.release()
         assert self.gate.wait(20)
         if self.error is not None:
             raise self.error
-        return [self.proposal for _ in batch]
+        return [None if self.is_behind(item) else self.proposal for item in batch]
 
     def forget(self, session_key: SessionKey) -> None:
         self.forgotten.append(session_key)
 
-    def kv_usage(self) -> KvUsage | None:
+    def kv_usage(self) -> DraftKvUsage | None:
         return None

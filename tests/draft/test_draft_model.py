@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from draft_service.proposers.base import ProposeInput, SessionKey
 from draft_service.proposers.draft_kv import common_prefix_len
 from draft_service.proposers.draft_model import DraftModelProposer
+from draft_service.proposers.draft_room import share_rows
 from engine.backends.base import SequenceInput, UnsupportedEngineError
 from engine.backends.toy_backend import ToyEngine, hashed_logits, scripted_logits
+from tandem.rng import F32
 from tandem.types import DraftProbsTransport, LogprobsOptions, Proposal, SessionSpec, VerificationPolicy
 from tests.draft.support import VOCAB, commit, coupled_spec, decide, make_spec
 
@@ -154,17 +156,44 @@ def test_plain_greedy_sessions_take_the_argmax_path_and_one_that_samples_takes_a
     assert [call.kind for call in toy.calls] == ["logits", "logits"]
 
 
-def test_a_long_prompt_is_caught_up_in_chunks_shared_by_the_batch() -> None:
+def test_a_long_prompt_is_caught_up_a_chunk_a_batch_while_the_others_get_their_drafts() -> None:
     toy = ToyEngine(LOGITS, VOCAB)
     proposer = DraftModelProposer(toy, max_step_tokens=8)
     prompts = [[1] * 20, [2] * 3]
-    batch = [ProposeInput(SessionKey(index), make_spec(prompt), prompt, 2) for index, prompt in enumerate(prompts)]
-    proposals = proposer.propose(batch)
-    assert all(call.num_tokens <= 8 for call in toy.calls)
-    assert [call.kind for call in toy.calls] == ["advance", "advance", "argmax", "argmax"]
-    for item, proposal in zip(batch, proposals, strict=True):
-        alone, _ = make_proposer()
-        assert proposal == alone.propose([item])[0]
+    long, short = (
+        ProposeInput(SessionKey(index), make_spec(prompt), prompt, 2) for index, prompt in enumerate(prompts)
+    )
+    alone, _ = make_proposer()
+    assert proposer.propose([long, short]) == [None, *alone.propose([short])]
+    assert [(call.kind, call.num_tokens) for call in toy.calls] == [("argmax", 5 + 3), ("argmax", 1)]
+    toy.calls.clear()
+    assert proposer.propose([long]) == [None]
+    assert proposer.propose([long]) == alone.propose([long])
+    assert [(call.kind, call.num_tokens) for call in toy.calls] == [("advance", 8), ("argmax", 7), ("argmax", 1)]
+
+
+def test_sessions_that_have_much_to_catch_up_share_the_step() -> None:
+    toy = ToyEngine(LOGITS, VOCAB)
+    proposer = DraftModelProposer(toy, max_step_tokens=10)
+    batch = [ProposeInput(SessionKey(key), make_spec([key] * 12), [key] * 12, 2) for key in (1, 2)]
+    num_batches = 1
+    while (answers := proposer.propose(batch)) == [None, None]:
+        num_batches += 1
+    assert num_batches == 3
+    assert [call.num_tokens for call in toy.calls] == [10, 10, 4, 2]
+    fresh, _ = make_proposer()
+    assert answers == fresh.propose(batch)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(1, 80))
+def test_a_share_of_the_step_is_what_is_wanted_or_as_much_as_anybody_gets(wanted: list[int], num_rows: int) -> None:
+    shares = share_rows(wanted, num_rows)
+    assert sum(shares) == min(sum(wanted), num_rows)
+    most = max(shares)
+    for share, want in zip(shares, wanted, strict=True):
+        assert share <= want
+        assert share == want or share >= most - 1
+    assert num_rows < len(wanted) or all(shares)
 
 
 def test_nothing_is_drafted_after_an_ending_id() -> None:
@@ -188,31 +217,6 @@ def test_drafting_stops_where_the_context_or_the_pool_ends() -> None:
     assert len(propose_one(small, spec, [1] * 6, 5).draft_token_ids) == 3
 
 
-def test_out_of_blocks_takes_the_least_recently_used_session_outside_the_batch() -> None:
-    proposer, toy = make_proposer(num_blocks=3, block_size=4)
-    for key in (1, 2, 3, 1):
-        propose_one(proposer, make_spec([key, key]), [key, key], 2, key=key)
-    assert toy.kv_usage().free_blocks == 0
-    assert len(propose_one(proposer, make_spec([9, 9]), [9, 9], 2, key=9).draft_token_ids) == 2
-    assert proposer.kv.num_rows(SessionKey(2)) == 0
-    assert proposer.kv.num_rows(SessionKey(1)) == proposer.kv.num_rows(SessionKey(3)) == 3
-
-
-def test_out_of_blocks_within_a_batch_costs_only_the_last_session_its_drafts() -> None:
-    proposer, toy = make_proposer(num_blocks=3, block_size=4)
-    batch = [ProposeInput(SessionKey(key), make_spec([key] * 7), [key] * 7, 2) for key in (1, 2)]
-    proposals = proposer.propose(batch)
-    assert len(proposals[0].draft_token_ids) == 2
-    assert proposals[1] == Proposal()
-    assert proposer.kv.num_rows(SessionKey(2)) == 0
-    usage = toy.kv_usage()
-    assert usage.free_blocks + usage.used_blocks == usage.total_blocks
-    for key in (1, 2):
-        proposer.forget(SessionKey(key))
-        proposer.forget(SessionKey(key))
-    assert toy.kv_usage().used_blocks == 0
-
-
 def test_logits_may_be_inference_tensors() -> None:
     class InferenceEngine(ToyEngine):
         def forward_per_position_logits(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
@@ -223,6 +227,27 @@ def test_logits_may_be_inference_tensors() -> None:
     proposer = DraftModelProposer(InferenceEngine(LOGITS, VOCAB))
     plain, _ = make_proposer()
     assert propose_one(proposer, spec, spec.token_ids, 3) == propose_one(plain, spec, spec.token_ids, 3)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "top_p": 0.9}], ids=["greedy", "top_p"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_end_a_sessions_drafts_with_a_word_in_the_log_and_nobody_elses(
+    sampling: dict[str, float], bad: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    def logits_of(token_ids: Sequence[int]) -> F32:
+        logits = LOGITS(token_ids)
+        if token_ids[0] == 9 and len(token_ids) > 3:
+            logits[5] = bad
+        return logits
+
+    specs = [make_spec([first, 2, 3], **sampling) for first in (9, 1)]
+    batch = [ProposeInput(SessionKey(key), spec, spec.token_ids, 3) for key, spec in enumerate(specs)]
+    sick, well = DraftModelProposer(ToyEngine(logits_of, VOCAB)).propose(batch)
+    healthy, _ = make_proposer()
+    expected = healthy.propose(batch)
+    assert sick.draft_token_ids == expected[0].draft_token_ids[:1]
+    assert well == expected[1]
+    assert caplog.messages == ["drafting stops at 4 tokens: the logits are not finite"]
 
 
 def test_a_backend_that_cannot_truncate_is_refused_by_name() -> None:

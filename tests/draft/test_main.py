@@ -22,8 +22,12 @@ from draft_service.__main__ import main
         (["--address", "nowhere"], "HOST:PORT"),
         (["--proposer", "draft_model", "--model", "/nowhere/at/all"], "/nowhere/at/all"),
         (
-            ["--proposer", "draft_model", "--max-sessions", "9", "--max-step-tokens", "8", "--model", "x"],
-            "step_tokens 8",
+            ["--proposer", "draft_model", "--max-batch", "9", "--max-step-tokens", "8", "--model", "x"],
+            "--max-batch 9 is more than --max-step-tokens 8",
+        ),
+        (
+            ["--proposer", "draft_model", "--toy", "hashed:blocks=2", "--block-size", "4"],
+            "--kv-memory has room for 8 tokens (2 blocks of 4), and one round of --max-draft-tokens 16 needs 16",
         ),
         (["--proposer", "synthetic", "--model", "x"], "proposer 'synthetic': needs --acceptance-rates, e.g. 0.9"),
         (

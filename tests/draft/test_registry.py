@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from draft_service.limits import DraftLimits
 from draft_service.proposers import registry
 from draft_service.proposers.base import ProposeInput, ProposerCapabilities, SessionKey
 from draft_service.proposers.kind import OptionGroup, ProposerError, ProposerKind, ProposerSettings
@@ -46,15 +47,15 @@ def test_contradicting_ngram_sizes_are_refused_naming_both() -> None:
         load_proposer("ngram", own_options("--max-ngram-size", "3", "--min-ngram-size", "4"))
 
 
-def test_a_draft_model_needs_a_model_and_room_for_every_session_in_one_step() -> None:
+def test_a_draft_model_needs_a_model_and_room_for_a_whole_batch_in_one_step() -> None:
     with pytest.raises(ProposerError, match="'draft_model': needs a model"):
         load_proposer("draft_model", ProposerSettings())
-    with pytest.raises(ProposerError, match="max_sessions 65 is more than max_step_tokens 64"):
-        load_proposer("draft_model", ProposerSettings(max_sessions=65, engine=TOY))
+    with pytest.raises(ProposerError, match="--max-batch 65 is more than --max-step-tokens 64"):
+        load_proposer("draft_model", ProposerSettings(DraftLimits(max_batch=65), TOY))
 
 
 def test_a_draft_model_is_loaded_with_its_vocabulary_and_drafts() -> None:
-    proposer = load_proposer("draft_model", ProposerSettings(max_sessions=8, engine=TOY))
+    proposer = load_proposer("draft_model", ProposerSettings(DraftLimits(max_batch=8), TOY))
     capabilities = proposer.capabilities
     assert (capabilities.name, capabilities.model.vocab_size, capabilities.model.backend) == (
         "draft_model",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from draft_service.limits import DraftLimits
 from draft_service.proposers.base import ProposeInput, SessionKey
 from draft_service.proposers.draft_model import DraftModelProposer
 from draft_service.proposers.kind import ProposerSettings
@@ -183,16 +184,16 @@ def test_it_frees_what_its_draft_model_keeps() -> None:
     proposer.propose([ProposeInput(SessionKey(1), make_spec(), PROMPT, 3)])
     usage = proposer.kv_usage()
     assert usage is not None
-    assert usage.used_blocks == 1
+    assert usage.blocks.used_blocks == 1
     proposer.forget(SessionKey(1))
     usage = proposer.kv_usage()
     assert usage is not None
-    assert usage.used_blocks == 0
+    assert usage.blocks.used_blocks == 0
 
 
 def test_it_is_loaded_by_name_with_the_target_model_and_its_rates() -> None:
     engine = EngineSettings(backend="toy", toy="hashed:vocab=32,seed=3")
-    settings = ProposerSettings(8, engine, argparse.Namespace(acceptance_rates=(0.9, 0.8)))
+    settings = ProposerSettings(DraftLimits(max_batch=8), engine, argparse.Namespace(acceptance_rates=(0.9, 0.8)))
     capabilities = load_proposer("synthetic", settings).capabilities
     assert (capabilities.name, capabilities.model.vocab_size) == ("synthetic", 32)
     assert capabilities.transports == {DraftProbsTransport.ONE_HOT, DraftProbsTransport.COUPLED}

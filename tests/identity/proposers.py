@@ -3,8 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from draft_service.proposers.base import ProposeInput, Proposer, ProposerCapabilities, SessionKey
-from engine.backends.base import KvUsage
+from draft_service.proposers.base import DraftKvUsage, ProposeInput, Proposer, ProposerCapabilities, SessionKey
 from tandem.prefix_hash import EMPTY_PREFIX_HASH, extend_prefix_hash
 from tandem.types import DraftProbsTransport, Proposal
 
@@ -28,7 +27,7 @@ class MadeUp:
     def forget(self, session_key: SessionKey) -> None:
         """Nothing is kept."""
 
-    def kv_usage(self) -> KvUsage | None:
+    def kv_usage(self) -> DraftKvUsage | None:
         return None
 
 
@@ -63,7 +62,7 @@ class Varying:
     def forget(self, session_key: SessionKey) -> None:
         self._inner.forget(session_key)
 
-    def kv_usage(self) -> KvUsage | None:
+    def kv_usage(self) -> DraftKvUsage | None:
         return self._inner.kv_usage()
 
 

@@ -8,8 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from draft_service.proposers.base import ProposeInput, ProposerCapabilities, SessionKey
-from engine.backends.base import KvUsage
+from draft_service.proposers.base import DraftKvUsage, ProposeInput, ProposerCapabilities, SessionKey
 from engine.sampling.draft_sampler import draft_key
 from engine.sampling.gumbel import gumbel_argmax
 from engine.sampling.rows import Row
@@ -80,7 +79,7 @@ class Adversary:
     def forget(self, session_key: SessionKey) -> None:
         """Nothing is kept."""
 
-    def kv_usage(self) -> KvUsage | None:
+    def kv_usage(self) -> DraftKvUsage | None:
         """No model, no memory."""
         return None
 
