@@ -212,6 +212,10 @@ class Proposal:
     draft_probs: tuple[DraftProbs, ...] = ()  # one a draft under `sparse` and `full`, else empty
     parents: tuple[int, ...] = ()  # not empty: a tree
 
+    def first(self, num_drafts: int) -> "Proposal":
+        """Its first drafts only. What is cut off may not depend on the drafts' values: so it changes no distribution."""
+        return Proposal(self.draft_token_ids[:num_drafts], self.draft_probs[:num_drafts], self.parents)
+
 
 @dataclass(frozen=True, slots=True)
 class ItemTiming:

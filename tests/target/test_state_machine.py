@@ -220,7 +220,7 @@ class Rounds(RuleBasedStateMachine):
         if self.computed is not None:
             return
         for session, expected in self.expected.items():
-            subject = self.bench.table._sessions[next(k for k in self.bench.table._sessions if k[1] == session)]
+            (subject,) = (known for known in self.bench.table._live.all() if known.key[1] == session)
             assert list(subject.tokens.token_ids) == expected.tokens
             assert subject.num_rows <= len(expected.tokens) - 1
             if subject.sequence_id is not None:
