@@ -7,7 +7,7 @@ prompt for ever. Both are served in turn (ordering.py); whether there is memory 
 step (reservation.py).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.sampling.policies import VerifyRows
@@ -17,7 +17,7 @@ from target_service.sessions import PendingRound, Session
 from target_service.step import StepItem
 
 PREFILL_SHARE = 8  # one row in this many is kept for prompts while there are any
-MAX_PREFILLS = 4  # sessions that share a step's prompt rows, so that a short prompt does not wait for a long one
+NUM_SHARING = 4  # prompts that share a step's rows for prompts evenly: a short one does not wait for a long one
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,7 @@ def choose_parts(sessions: Sequence[Session], limits: Limits, cached_block_size:
         limits.batch_size - bool(prefilling),
     )
     num_left = limits.max_step_tokens - sum(part.max_rows for part in parts)
-    num_sessions = min(MAX_PREFILLS, limits.batch_size - len(parts))
-    return parts + _prefills(prefilling[:num_sessions], min(num_left, max_prefill))
+    return parts + _prefills(prefilling[: limits.batch_size - len(parts)], min(num_left, max_prefill))
 
 
 def _rounds(sessions: list[Session], max_rows: int, max_parts: int) -> list[Part]:
@@ -97,25 +96,27 @@ def _prefills(sessions: list[Session], max_rows: int) -> list[Part]:
 
     What is in the cache for a session that has not begun is not known yet: its round may take part in any case.
     """
-    sessions = sessions[:max_rows]
     wanted = [
         session.num_missing_rows + (1 + session.pending.num_drafts if session.pending else 0)
         for session in sessions
     ]
     parts = []
-    for session, num_wanted, share in zip(sessions, wanted, shares(max_rows, wanted), strict=True):
+    for session, num_wanted, share in zip(sessions, wanted, shares(max_rows, wanted), strict=False):
         is_whole = share == num_wanted or session.sequence_id is None
         parts.append(Part(session, share, session.pending if is_whole else None))
     return parts
 
 
-def shares(total: int, wanted: Iterable[int]) -> list[int]:
-    """Split `total` evenly; what one does not want the others get. At least 1 each where `total` allows."""
-    wanted = list(wanted)
-    result = [0] * len(wanted)
-    num_left = len(wanted)
-    for index in sorted(range(len(wanted)), key=wanted.__getitem__):
-        result[index] = min(wanted[index], total // num_left)
+def shares(total: int, wanted: Sequence[int]) -> list[int]:
+    """Rows for each as far as there are any: the first few share evenly, what they leave goes to the next in turn."""
+    first = wanted[: min(NUM_SHARING, total)]
+    result = [0] * len(first)
+    for num_done, index in enumerate(sorted(range(len(first)), key=first.__getitem__)):
+        result[index] = min(first[index], total // (len(first) - num_done))
         total -= result[index]
-        num_left -= 1
+    for num_wanted in wanted[len(first) :]:
+        if total == 0:
+            break
+        result.append(min(num_wanted, total))
+        total -= result[-1]
     return result

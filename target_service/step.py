@@ -27,7 +27,7 @@ class StepItem:
     sequence_id: SequenceId | None  # None: the step creates it, and finds what rows the prefix cache has
     num_rows: int
     token_ids: Sequence[int]  # the committed tokens without a row, the last of all included
-    max_rows: int  # most rows to append, drafts included
+    max_rows: int  # most rows to append, drafts included: of those there are fewer
     verify: VerifyRows | None = None
     rank: int = 0  # among all sequences of the step; a lower one keeps its memory longer
 

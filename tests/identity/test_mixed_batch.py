@@ -9,7 +9,9 @@ import pytest
 
 from orchestrator.server import OrchestratorSettings
 from tandem.client import GenerationResult
+from tandem.defaults import MAX_STEP_TOKENS
 from tandem.types import Verdict
+from target_service.limits import Limits
 from tests.identity import models
 from tests.identity.mixed import MEMBERS, NUM_TOKENS
 from tests.identity.models import Model
@@ -51,7 +53,8 @@ def comparable(result: GenerationResult) -> tuple[Any, ...]:
 async def check(model: Model, sampling: dict[str, Any]) -> None:
     base = [{"max_tokens": NUM_TOKENS, "ignore_eos": True, "seed": n, **sampling} for n in range(len(MEMBERS))]
     patient = OrchestratorSettings(draft_timeout_s=60.0)  # a busy machine is not a failed draft
-    async with all_services(model.similar_draft, model.engine(), patient, vocabulary=model.vocabulary) as stack:
+    limits = Limits(max_prefill_tokens=MAX_STEP_TOKENS)  # all prompts in one step
+    async with all_services(model.similar_draft, model.engine(), patient, limits, model.vocabulary) as stack:
         steps = stack.record_steps()
         without = await alone(stack, base)
         requests = [

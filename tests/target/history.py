@@ -1,0 +1,416 @@
+"""Histories of the target: any order of items, steps and ends, beside a model that knows only plain decoding.
+
+The model has no blocks, no queue and no cache: what it says about a session must hold whatever memory there is.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tandem.serving.items import Closed, Opened
+from tandem.types import ErrorCode, ItemError, Proposal, SessionSpec, Stamp, Verdict
+from target_service.answers import Answer, StreamId
+from target_service.limits import Limits
+from target_service.ordering import seniority
+from target_service.sessions import Session
+from target_service.step import StepResult
+from tests.target.harness import Bench, plain_decode, spec, stamp, toy
+
+MAX_TOKENS = 16
+_LONG, _SHORT = tuple(range(1, 19)), tuple(range(1, 10))
+PROMPTS = {1: _LONG, 2: _LONG, 3: (7, 8, 9), 4: _SHORT, 5: _SHORT}  # by session: equal ones, and one inside another
+PLAIN = {number: [*prompt, *plain_decode(spec(prompt, MAX_TOKENS + 20))] for number, prompt in PROMPTS.items()}
+LIMITS = Limits(
+    max_sessions=4,
+    max_waiting_sessions=2,
+    max_draft_tokens=4,
+    max_step_tokens=16,
+    max_prefill_tokens=6,
+    session_lease_s=60.0,
+)
+NUM_BLOCKS, BLOCK_SIZE = 11, 4  # the longest session needs 9
+
+seen: Counter[str] = Counter()  # what all histories together have met
+
+
+def stream_of(session: int) -> StreamId:
+    return StreamId(1 + session % 2)
+
+
+def spec_of(session: int, tokens: Sequence[int] = ()) -> SessionSpec:
+    """Session 5 has a higher priority than the others."""
+    prompt = PROMPTS[session]
+    return spec(
+        prompt, MAX_TOKENS, token_ids=tuple(tokens) or prompt, prompt_len=len(prompt), priority=session // 5
+    )
+
+
+@dataclass
+class Asked:
+    """A round that was asked and not answered."""
+
+    round: int
+    base: list[int]
+    drafts: list[int]
+
+
+@dataclass
+class Expected:
+    """What one session should be."""
+
+    session: int
+    epoch: int
+    tokens: list[int]
+    is_open: bool = False
+    last_round: int = 0
+    verdict: object = None
+    pending: Asked | None = None
+    verifying: Asked | None = None
+    num_cached_tokens: set[int] = field(default_factory=set)
+
+    @property
+    def newest(self) -> int:
+        return max((asked.round for asked in (self.pending, self.verifying) if asked), default=0)
+
+    def base_error(self, base: list[int]) -> ErrorCode | None:
+        if self.tokens[: len(base)] != base:
+            return ErrorCode.PREFIX_MISMATCH
+        prompt_len = len(PROMPTS[self.session])
+        return None if prompt_len <= len(base) < prompt_len + MAX_TOKENS else ErrorCode.INVALID_ARGUMENT
+
+    def check_verdict(self, verdict: Verdict) -> None:
+        """What plain decoding says of as many drafts as the target says it has verified."""
+        assert self.verifying is not None
+        base, drafts = self.verifying.base, self.verifying.drafts
+        room = len(PROMPTS[self.session]) + MAX_TOKENS - len(base)
+        most = min(len(drafts), room - 1, LIMITS.max_draft_tokens)
+        assert 0 <= verdict.num_draft_tokens <= most
+        seen["shrunk"] += most - verdict.num_draft_tokens
+        drafts, right = drafts[: verdict.num_draft_tokens], PLAIN[self.session][len(base) :]
+        num_accepted = 0
+        while num_accepted < len(drafts) and drafts[num_accepted] == right[num_accepted]:
+            num_accepted += 1
+        assert (verdict.num_accepted, list(verdict.token_ids)) == (num_accepted, right[: num_accepted + 1])
+        self.num_cached_tokens.add(verdict.num_cached_tokens)
+        assert len(self.num_cached_tokens) == 1
+
+    def decided(self, verdict: Verdict) -> None:
+        assert self.verifying is not None
+        self.check_verdict(verdict)
+        self.tokens = [*self.verifying.base, *verdict.token_ids]
+        self.last_round, self.verdict, self.verifying = self.verifying.round, verdict, None
+
+    def deferred(self) -> bool:
+        """The round waits on, unless a newer one has come -> whether that is so."""
+        asked, self.verifying = self.verifying, None
+        is_pushed_out = asked is not None and self.pending is not None
+        self.pending = self.pending or asked
+        seen["deferred"] += asked is not None
+        return is_pushed_out
+
+
+class Histories(RuleBasedStateMachine):
+    """The bench beside the model; every answer is compared."""
+
+    @initialize()
+    def start(self) -> None:
+        self.bench = Bench(toy(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, prefix_cache=True), LIMITS)
+        self.expected: dict[int, Expected] = {}
+        self.num_stale = self.num_closes = self.num_evicted = 0
+        self.computed: StepResult | None = None
+        self.in_step: list[Expected] = []
+        self.num_taken = 0
+        for session in (1, 3):
+            self.open(session, 1)
+
+    session_ids = st.integers(1, len(PROMPTS))
+
+    @rule(session=session_ids, change=st.sampled_from(["open", "open", "reopen", "open late", "close"]))
+    def change_session(self, session: int, change: str) -> None:
+        known = self.expected.get(session)
+        epoch = known.epoch if known else 1
+        if change == "close":
+            self.close(session)
+        else:
+            self.open(session, max(0, epoch + {"open": 0, "reopen": 1, "open late": -1}[change]))
+
+    def open(self, session: int, epoch: int) -> None:
+        known = self.expected.get(session)
+        tokens = known.tokens if known else list(PROMPTS[session])
+        tokens = tokens[: len(PROMPTS[session]) + MAX_TOKENS - 1]
+        subject, mark = spec_of(session, tokens), stamp(tokens, 0, session, epoch)
+        is_new = known is None or epoch > known.epoch
+        if is_new:
+            seen["reopened"] += known is not None
+            self.expected[session] = Expected(session, epoch, tokens)
+        outcome = self.act(mark, lambda: self.bench.table.open(stream_of(session), mark, subject, self.bench.now_s))
+        if is_new and isinstance(outcome, ItemError):
+            assert outcome.code is ErrorCode.NO_CAPACITY
+            seen["refused"] += 1
+            assert self.bench.table.is_draining or self.bench.table.load().waiting >= LIMITS.max_waiting_sessions
+            del self.expected[session]
+        elif is_new:
+            assert outcome in (None, Opened())
+            seen["waited"] += outcome is None
+        elif known is not None and (epoch < known.epoch or not known.is_open):
+            self.num_stale += 1
+            assert outcome is None
+        else:
+            assert outcome == Opened()
+
+    def close(self, session: int) -> None:
+        known = self.expected.pop(session, None)
+        self.num_closes += 1
+        mark = stamp(PROMPTS[session], 0, session, known.epoch if known else 1)
+        outcome = self.act(mark, lambda: self.bench.table.close(stream_of(session), mark))
+        assert outcome == Closed() if known is None else outcome in (None, Closed())
+
+    @rule(stream=st.integers(1, 2), is_wanted=st.integers(0, 3))
+    def end_stream(self, stream: int, is_wanted: int) -> None:
+        if is_wanted == 0:
+            self.bench.table.end_stream(StreamId(stream))
+            for session in [session for session in self.expected if stream_of(session) == stream]:
+                del self.expected[session]
+            self.take()
+
+    @rule(is_wanted=st.integers(0, 9))
+    def drain(self, is_wanted: int) -> None:
+        self.bench.table.is_draining |= is_wanted == 0
+
+    @rule()
+    def a_long_time_passes(self) -> None:
+        """Whoever has no open or round that waits is gone."""
+        self.end_step()
+        self.bench.now_s += LIMITS.session_lease_s + 1
+        self.bench.table.expire(self.bench.now_s)
+        for session, known in list(self.expected.items()):
+            if known.is_open and known.pending is None:
+                del self.expected[session]
+                self.num_evicted += 1
+        self.take()
+
+    @rule(session=session_ids, num_right=st.integers(0, 5), num_wrong=st.integers(0, 2), is_decided=st.booleans())
+    def next_round(self, session: int, num_right: int, num_wrong: int, is_decided: bool) -> None:
+        self.verify(session, num_right=num_right, num_wrong=num_wrong)
+        if is_decided:
+            self.steps(2)
+
+    @rule(num_rounds=st.integers(1, 6), num_right=st.integers(0, 4))
+    def everybody_goes_on(self, num_rounds: int, num_right: int) -> None:
+        for _ in range(num_rounds):
+            for session, known in self.expected.items():
+                if known.newest == 0:
+                    self.verify(session, num_right=num_right, num_wrong=1)
+            self.steps(2)
+
+    @rule(
+        session=session_ids,
+        round_change=st.sampled_from([1, 1, 2, 0, -1]),
+        back=st.sampled_from([0, 0, 1, 3, -1, -2]),
+        num_right=st.integers(0, 5),
+        is_during_step=st.booleans(),
+    )
+    def odd_round(self, session: int, round_change: int, back: int, num_right: int, is_during_step: bool) -> None:
+        if is_during_step:
+            self.verify(session)
+            self.begin_step()
+        self.verify(session, round_change=round_change, back=back, num_right=num_right)
+
+    @rule(session=session_ids, epoch_change=st.sampled_from([-1, 0, 1]), is_corrupt=st.booleans())
+    def wrong_round(self, session: int, epoch_change: int, is_corrupt: bool) -> None:
+        self.verify(session, epoch_change=epoch_change, is_corrupt=is_corrupt)
+
+    def verify(
+        self,
+        session: int,
+        epoch_change: int = 0,
+        round_change: int = 1,
+        back: int = 0,
+        num_right: int = 0,
+        num_wrong: int = 0,
+        is_corrupt: bool = False,
+    ) -> None:
+        """One verify item, changed in some way from the one that should come next."""
+        known = self.expected.get(session)
+        subject = known or Expected(session, 1, list(PROMPTS[session]))
+        number = max(1, max(subject.last_round, subject.newest) + round_change)
+        base = PLAIN[session][: max(1, len(subject.tokens) - back)]
+        if is_corrupt:
+            base[-1] = (base[-1] + 1) % 30
+        drafts = [*PLAIN[session][len(base) :][:num_right], *[29] * num_wrong]
+        epoch = subject.epoch + epoch_change
+        mark = stamp(base, number, session, epoch)
+        self.bench.now_s += 0.001
+        outcome = self.act(
+            mark,
+            lambda: self.bench.table.verify(stream_of(session), mark, Proposal(tuple(drafts)), self.bench.now_s),
+        )
+        if known is None or epoch > known.epoch:
+            assert code(outcome) is ErrorCode.UNKNOWN_SESSION
+        elif epoch < known.epoch or number <= known.newest or number < known.last_round:
+            self.num_stale += 1
+            assert outcome is None
+        elif number == known.last_round:
+            seen["repeated"] += 1
+            assert outcome == known.verdict
+        elif known.verifying is None and (error := known.base_error(base)) is not None:
+            assert code(outcome) is error
+        else:
+            assert outcome is None
+            self.num_stale += known.pending is not None
+            known.pending = Asked(number, base, drafts)
+            if known.verifying is None:
+                known.tokens = base
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.end_step()
+            self.begin_step()
+        self.end_step()
+
+    @rule()
+    def begin_step(self) -> None:
+        """Compute a step, and keep its result for later."""
+        if self.computed is not None:
+            return
+        plan = self.bench.table.plan_step(self.bench.now_s)
+        if plan is None:
+            return
+        assert [item.rank for item in plan.items] == sorted(item.rank for item in plan.items)
+        num_calls = len(self.bench.engine.calls)
+        self.computed = self.bench.verifier.step(plan)
+        new_calls = self.bench.engine.calls[num_calls:]
+        assert len(new_calls) <= 1
+        assert self.computed.batch_rows == sum(call.num_tokens for call in new_calls) <= LIMITS.max_step_tokens
+        self.in_step = []
+        for part in self.bench.table._steps._parts:
+            known = self.expected[int(part.session.key[1])]
+            if part.verifying is not None:
+                assert known.pending is not None
+                assert known.pending.round == part.verifying.stamp.round
+                known.verifying, known.pending = known.pending, None
+            self.in_step.append(known)
+        self.check_preempted()
+
+    def check_preempted(self) -> None:
+        """The newest with rows, and somebody older got them."""
+        assert self.computed is not None
+        holders = self.bench.table._steps._holders
+        ranked = sorted((holders[sequence_id] for sequence_id in holders), key=seniority)
+        with_rows = [session for session in ranked if session.num_rows > 0 or session.is_in_flight]
+        preempted = [holders[sequence_id] for sequence_id in self.computed.preempted]
+        seen["preempted"] += len(preempted)
+        assert sorted(preempted, key=seniority) == with_rows[len(with_rows) - len(preempted) :]
+        served = [
+            part.session
+            for part, outcome in zip(self.bench.table._steps._parts, self.computed.outcomes, strict=True)
+            if outcome.num_rows > part.session.num_rows or outcome.decided
+        ]
+        if preempted:
+            assert min(map(seniority, served)) < min(map(seniority, preempted))
+
+    @rule()
+    def end_step(self) -> None:
+        """Commit: verdicts of living sessions, then errors of rounds that came meanwhile with another base."""
+        if self.computed is None:
+            return
+        self.bench.table.commit(self.computed)
+        self.computed = None
+        given = {(int(answer.stamp.session_id), answer.stamp.round): answer.outcome for answer in self.take()}
+        for known in self.in_step:
+            if self.expected.get(known.session) is not known:
+                continue
+            if known.verifying is not None and (known.session, known.verifying.round) in given:
+                verdict = given.pop((known.session, known.verifying.round))
+                assert isinstance(verdict, Verdict)
+                known.decided(verdict)
+            else:
+                self.num_stale += known.deferred()
+            if known.pending is not None:
+                error = known.base_error(known.pending.base)
+                if error is None:
+                    known.tokens = known.pending.base
+                else:
+                    assert code(given.pop((known.session, known.pending.round))) is error
+                    known.pending = None
+        assert not given
+
+    def act(self, mark: Stamp, function: Callable[[], None]) -> object:
+        """What one item was answered at once, if anything."""
+        with self.bench.table.answering(stream_of(int(mark.session_id)), mark):
+            function()
+        own = [answer.outcome for answer in self.take() if answer.stamp == mark]
+        assert len(own) <= 1
+        return own[0] if own else None
+
+    def take(self) -> list[Answer]:
+        """The new answers; closes of ended sessions, and opens of whoever had waited, are looked at here."""
+        new, self.num_taken = self.bench.answers[self.num_taken :], len(self.bench.answers)
+        for stream, answer in new:
+            session = int(answer.stamp.session_id)
+            assert stream == stream_of(session)
+            if answer.outcome == Opened():
+                assert self.expected[session].epoch == answer.stamp.epoch
+                self.expected[session].is_open = True
+        return [answer for _, answer in new if not (answer.stamp.round == 0 and self.is_late(answer))]
+
+    def is_late(self, answer: Answer) -> bool:
+        """Whether it is none of a step's."""
+        return self.computed is None and answer.outcome in (Opened(), Closed()) and self.is_committing
+
+    is_committing = False
+
+    @invariant()
+    def tables_agree(self) -> None:
+        load = self.bench.table.load()
+        assert load.stale_items == self.num_stale
+        assert load.evicted_sessions == self.num_evicted
+        assert len(self.bench.table) == len(self.expected)
+        assert load.running + self.bench.table._admission.num_waiting == len(self.expected)
+        assert load.running <= LIMITS.max_sessions
+        usage = self.bench.engine.kv_usage()
+        assert usage.free_blocks + usage.used_blocks + usage.cached_blocks == usage.total_blocks == NUM_BLOCKS
+
+    @invariant()
+    def rows_are_those_of_the_tokens(self) -> None:
+        if self.computed is not None:
+            return
+        for session, expected in self.expected.items():
+            subject = self.subject(session)
+            assert list(subject.tokens.token_ids) == expected.tokens
+            assert subject.num_rows <= len(expected.tokens) - 1
+            assert (subject.sequence_id is not None) >= (subject.num_rows > 0)
+            if subject.sequence_id is not None:
+                held = self.bench.engine.token_ids(subject.sequence_id)
+                assert held[: subject.num_rows] == expected.tokens[: subject.num_rows]
+        held_by = {session.sequence_id for session in self.bench.table._live.all()} - {None}
+        released = {session.sequence_id for session in self.bench.table._live._released}
+        assert set(self.bench.engine.sequence_ids) == held_by | released
+
+    def subject(self, session: int) -> Session:
+        (subject,) = (known for known in self.bench.table._live.all() if known.key[1] == session)
+        return subject
+
+    def teardown(self) -> None:
+        """Whoever has its verdict leaves, until nobody is left: everybody gets one."""
+        self.end_step()
+        while self.expected:
+            while self.bench.table._live.is_changed or self.bench.table._live.has_releases:
+                self.steps(1)
+            self.steps(2)
+            idle = [session for session, known in self.expected.items() if known.is_open and not known.pending]
+            assert idle, "stuck"
+            for session in idle:
+                self.close(session)
+        self.steps(2)
+        assert sum(answer.outcome == Closed() for _, answer in self.bench.answers) == self.num_closes
+        assert self.bench.table.is_empty
+        assert (self.bench.used_blocks(), len(self.bench.engine.sequence_ids)) == (0, 0)
+
+
+def code(outcome: object) -> ErrorCode:
+    assert isinstance(outcome, ItemError), outcome
+    return outcome.code
