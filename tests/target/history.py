@@ -19,8 +19,8 @@ from target_service.sessions import Session
 from target_service.step import StepResult
 from tests.target.harness import Bench, plain_decode, spec, stamp, toy
 
-MAX_TOKENS = 16
-_LONG, _SHORT = tuple(range(1, 19)), tuple(range(1, 10))
+MAX_TOKENS = 24
+_LONG, _SHORT = tuple(range(1, 11)), tuple(range(1, 6))
 PROMPTS = {1: _LONG, 2: _LONG, 3: (7, 8, 9), 4: _SHORT, 5: _SHORT}  # by session: equal ones, and one inside another
 PLAIN = {number: [*prompt, *plain_decode(spec(prompt, MAX_TOKENS + 20))] for number, prompt in PROMPTS.items()}
 LIMITS = Limits(
@@ -31,7 +31,7 @@ LIMITS = Limits(
     max_prefill_tokens=6,
     session_lease_s=60.0,
 )
-NUM_BLOCKS, BLOCK_SIZE = 11, 4  # the longest session needs 9
+NUM_BLOCKS, BLOCK_SIZE = 12, 4  # the longest session needs 9
 
 seen: Counter[str] = Counter()  # what all histories together have met
 
@@ -123,7 +123,7 @@ class Histories(RuleBasedStateMachine):
         self.computed: StepResult | None = None
         self.in_step: list[Expected] = []
         self.num_taken = 0
-        for session in (1, 3):
+        for session in (1, 2, 3, 4):
             self.open(session, 1)
 
     session_ids = st.integers(1, len(PROMPTS))
@@ -180,9 +180,11 @@ class Histories(RuleBasedStateMachine):
     def drain(self, is_wanted: int) -> None:
         self.bench.table.is_draining |= is_wanted == 0
 
-    @rule()
-    def a_long_time_passes(self) -> None:
+    @rule(is_wanted=st.integers(0, 3))
+    def a_long_time_passes(self, is_wanted: int) -> None:
         """Whoever has no open or round that waits is gone."""
+        if is_wanted:
+            return
         self.end_step()
         self.bench.now_s += LIMITS.session_lease_s + 1
         self.bench.table.expire(self.bench.now_s)
@@ -190,6 +192,7 @@ class Histories(RuleBasedStateMachine):
             if known.is_open and known.pending is None:
                 del self.expected[session]
                 self.num_evicted += 1
+                seen["evicted"] += 1
         self.take()
 
     @rule(session=session_ids, num_right=st.integers(0, 5), num_wrong=st.integers(0, 2), is_decided=st.booleans())
@@ -218,6 +221,11 @@ class Histories(RuleBasedStateMachine):
             self.verify(session)
             self.begin_step()
         self.verify(session, round_change=round_change, back=back, num_right=num_right)
+
+    @rule(session=session_ids)
+    def ask_again(self, session: int) -> None:
+        self.end_step()
+        self.verify(session, round_change=0)
 
     @rule(session=session_ids, epoch_change=st.sampled_from([-1, 0, 1]), is_corrupt=st.booleans())
     def wrong_round(self, session: int, epoch_change: int, is_corrupt: bool) -> None:
@@ -319,7 +327,11 @@ class Histories(RuleBasedStateMachine):
             return
         self.bench.table.commit(self.computed)
         self.computed = None
-        given = {(int(answer.stamp.session_id), answer.stamp.round): answer.outcome for answer in self.take()}
+        given = {
+            (int(answer.stamp.session_id), answer.stamp.round): answer.outcome
+            for answer in self.take()
+            if answer.outcome not in (Opened(), Closed())
+        }
         for known in self.in_step:
             if self.expected.get(known.session) is not known:
                 continue
@@ -347,7 +359,7 @@ class Histories(RuleBasedStateMachine):
         return own[0] if own else None
 
     def take(self) -> list[Answer]:
-        """The new answers; closes of ended sessions, and opens of whoever had waited, are looked at here."""
+        """The new answers; who has waited for its open, and is admitted now, is noted."""
         new, self.num_taken = self.bench.answers[self.num_taken :], len(self.bench.answers)
         for stream, answer in new:
             session = int(answer.stamp.session_id)
@@ -355,13 +367,7 @@ class Histories(RuleBasedStateMachine):
             if answer.outcome == Opened():
                 assert self.expected[session].epoch == answer.stamp.epoch
                 self.expected[session].is_open = True
-        return [answer for _, answer in new if not (answer.stamp.round == 0 and self.is_late(answer))]
-
-    def is_late(self, answer: Answer) -> bool:
-        """Whether it is none of a step's."""
-        return self.computed is None and answer.outcome in (Opened(), Closed()) and self.is_committing
-
-    is_committing = False
+        return [answer for _, answer in new]
 
     @invariant()
     def tables_agree(self) -> None:

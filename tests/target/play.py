@@ -27,7 +27,7 @@ class Play:
         self._specs: dict[int, SessionSpec] = {}
         self._streams: dict[int, StreamId] = {}
         self._rounds: dict[int, int] = {}
-        self._num_seen = 0
+        self._num_seen = len(bench.answers)
 
     def begin(self, session: SessionSpec, number: int, stream: StreamId = STREAM) -> None:
         """Open a session and ask its first round."""
