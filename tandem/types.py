@@ -213,7 +213,7 @@ class Proposal:
     parents: tuple[int, ...] = ()  # not empty: a tree
 
     def first(self, num_drafts: int) -> "Proposal":
-        """Its first drafts only. What is cut off may not depend on the drafts' values: so it changes no distribution."""
+        """Its first drafts only; exact under every policy while the number does not depend on what the drafts are."""
         return Proposal(self.draft_token_ids[:num_drafts], self.draft_probs[:num_drafts], self.parents)
 
 

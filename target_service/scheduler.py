@@ -68,7 +68,8 @@ class Scheduler:
         loop = asyncio.get_running_loop()
         while True:
             await self._wait_for_work()
-            self.table.expire(loop.time())
+            for key in self.table.expire(loop.time()):
+                self._gathering.forget(key)
             plan = self.table.plan_step(loop.time())
             if plan is not None:
                 self._wake.set()  # whatever this step leaves over is the next one's work

@@ -21,7 +21,7 @@ from tandem.serving.items import (
 )
 from tandem.types import Load, Proposal, SessionSpec, Stamp
 from target_service.admission import Admission
-from target_service.answers import Answer, StreamId
+from target_service.answers import Answer, StreamId, StreamSessionId
 from target_service.limits import Limits
 from target_service.live_sessions import LiveSessions
 from target_service.sessions import PendingOpen, PendingRound, open_session
@@ -126,11 +126,12 @@ class SessionTable:
         is_busy = any(session.is_busy or session.pending_open for session in self._live.of_stream(stream_id))
         return not is_busy and not self._live.is_closing(stream_id)
 
-    def expire(self, now_s: float) -> None:
+    def expire(self, now_s: float) -> list[StreamSessionId]:
         """Answer DEADLINE_EXCEEDED to opens and rounds that were not begun in time; free who has left without a word.
 
-        Whoever comes back later is told UNKNOWN_SESSION, and opens again with its full prefix.
+        Those are returned. Whoever of them comes back is told UNKNOWN_SESSION, and opens again with its full prefix.
         """
+        evicted = []
         for session in self._live.all():
             opened, entry = session.pending_open, session.pending
             if opened is not None and opened.deadline_s is not None and opened.deadline_s <= now_s:
@@ -141,7 +142,9 @@ class SessionTable:
             elif session.is_idle and session.touched_s + self._limits.session_lease_s <= now_s:
                 self._live.counters.evicted_sessions += 1
                 self._live.free(session)
+                evicted.append(session.key)
         self._live.admit_waiting()
+        return evicted
 
     def next_deadline_s(self) -> float | None:
         """When `expire` has something to do next."""

@@ -79,12 +79,13 @@ def test_a_session_that_is_part_of_a_step_is_not_freed_under_it() -> None:
 def test_the_server_frees_idle_sessions_without_any_other_event() -> None:
     async def main() -> None:
         async with serving(toy(), Limits(session_lease_s=0.05)) as service, service.client() as client:
-            await client.ask(open_item(spec(), 1))
+            await client.ask(open_item(spec(), 1), verify_item(stamp(PROMPT, 1, 1)))
             await service.until_idle()
-            (error,) = await client.ask(verify_item(stamp(PROMPT, 1, 1)))
+            (error,) = await client.ask(verify_item(stamp(PROMPT, 2, 1)))
             assert isinstance(error, ItemError)
             assert error.code is ErrorCode.UNKNOWN_SESSION
             await client.ask(close_item(stamp(PROMPT, 0, 1)))
             assert client.responses[-1].load.evicted_sessions == 1
+            assert not service.scheduler._gathering._answered_s
 
     asyncio.run(main())
