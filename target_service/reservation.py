@@ -29,6 +29,11 @@ class Grant:
         """The tokens of its new rows: committed ones, then drafts."""
         return [*self.token_ids, *self.verify.proposal.draft_token_ids] if self.verify else self.token_ids
 
+    @property
+    def num_appended(self) -> int:
+        """How many those are."""
+        return len(self.token_ids) + (self.verify.num_rows - 1 if self.verify else 0)
+
 
 def reserve_speculative(num_drafts: int, tokens_left: int, free_rows: int) -> int:
     """Drafts that may be verified beside the one row every round has.
@@ -56,8 +61,8 @@ class Reservation:
         self._block_size = engine.kv_usage().block_size
         holders = [(item.rank, item.sequence_id) for item in plan.items if item.sequence_id is not None]
         self._holders = sorted([*holders, *((idle.rank, idle.sequence_id) for idle in plan.idle)])
-        self._num_granted: dict[SequenceId, int] = {}  # rows
-        self._num_reserved = 0  # blocks for these rows
+        self._num_granted: dict[SequenceId, int] = {}  # rows of committed tokens
+        self._num_left = engine.kv_usage().available_blocks  # granted to nobody
 
     def grants(self) -> list[Grant]:
         """One for each item, in order; a forward of them all fits into the pool."""
@@ -95,24 +100,27 @@ class Reservation:
         num_drafts = len(item.verify.proposal.draft_token_ids) if item.verify else 0
         is_round = item.verify is not None and len(token_ids) + num_drafts <= item.max_rows
         wanted = len(token_ids) if is_round else min(len(token_ids) - 1, item.max_rows)
-        while self._num_blocks_for(at.sequence_id, wanted) > self._num_left and self._preempt_after(item.rank):
-            pass
-        num_rows = self._rows_that_fit(at.sequence_id, wanted, self._num_left)
-        self._set_granted(at.sequence_id, num_rows)
-        verify = item.verify if is_round and num_rows == len(token_ids) else None
-        return replace(at, token_ids=token_ids[:num_rows], verify=verify)
+        needed = self._num_blocks_for(at.sequence_id, wanted)
+        while needed > self._num_left and self._preempt_after(item.rank):
+            needed = self._num_blocks_for(at.sequence_id, wanted)
+        if needed > self._num_left:
+            wanted = self._rows_that_fit(at, wanted)
+            needed = self._num_blocks_for(at.sequence_id, wanted)
+        if wanted:
+            self._num_granted[at.sequence_id] = wanted
+            self._num_left -= needed
+        verify = item.verify if is_round and wanted == len(token_ids) else None
+        return replace(at, token_ids=token_ids[:wanted], verify=verify)
 
     def _grant_drafts(self, item: StepItem, grant: Grant) -> Grant:
         """As many of the round's drafts as fit behind its committed tokens."""
         if grant.verify is None:
             return grant
-        assert grant.sequence_id is not None
-        sequence_id, proposal = grant.sequence_id, grant.verify.proposal
-        num_missing, num_drafts = len(grant.token_ids) - 1, len(proposal.draft_token_ids)
-        num_blocks = self._num_left + self._num_blocks_for(sequence_id, num_missing + 1)
-        free_rows = self._rows_that_fit(sequence_id, num_missing + 1 + num_drafts, num_blocks) - num_missing
-        num_drafts = reserve_speculative(num_drafts, item.max_rows - num_missing, free_rows)
-        self._set_granted(sequence_id, num_missing + 1 + num_drafts)
+        num_rows, proposal = grant.num_rows + len(grant.token_ids), grant.verify.proposal
+        tokens_left = item.max_rows - len(grant.token_ids) + 1
+        free_rows = 1 + self._slack(num_rows) + self._num_left * self._block_size
+        num_drafts = reserve_speculative(len(proposal.draft_token_ids), tokens_left, free_rows)
+        self._num_left -= max(0, num_drafts - self._slack(num_rows) + self._block_size - 1) // self._block_size
         return replace(grant, verify=replace(grant.verify, proposal=proposal.first(num_drafts)))
 
     def _preempt_after(self, rank: int) -> bool:
@@ -122,37 +130,34 @@ class Reservation:
             if self._engine.num_cached_tokens(sequence_id) > 0:
                 self._engine.release(sequence_id)
                 self.preempted.append(sequence_id)
+                self._recount()
                 return True
         return False
 
-    @property
-    def _num_left(self) -> int:
-        """Blocks that are granted to nobody; below 0 when a sequence just created found rows in granted ones."""
-        return self._engine.kv_usage().available_blocks - self._num_reserved
-
-    def _rows_that_fit(self, sequence_id: SequenceId, wanted: int, num_blocks: int) -> int:
-        """Rows of `wanted` that this many new blocks hold, besides the sequence's last block."""
-        if num_blocks < 0:
+    def _rows_that_fit(self, at: Grant, wanted: int) -> int:
+        """Rows of `wanted` that the blocks left hold, besides the sequence's last block."""
+        if self._num_left < 0 or at.sequence_id is None:
             return 0
-        slack = -self._engine.num_cached_tokens(sequence_id) % self._block_size
-        num_rows = min(wanted, num_blocks * self._block_size + slack)
-        if self._num_blocks_for(sequence_id, num_rows) > num_blocks:  # the last block is shared and must be copied
-            num_rows = max(0, min(num_rows, (num_blocks - 1) * self._block_size + slack))
+        slack = self._slack(at.num_rows)
+        num_rows = min(wanted, slack + self._num_left * self._block_size)
+        if self._num_blocks_for(at.sequence_id, num_rows) > self._num_left:  # it must copy a shared last block
+            num_rows = max(0, min(num_rows, slack + (self._num_left - 1) * self._block_size))
         return num_rows
+
+    def _slack(self, num_rows: int) -> int:
+        """Rows that fit behind so many in their last block."""
+        return -num_rows % self._block_size
 
     def _num_blocks_for(self, sequence_id: SequenceId, num_rows: int) -> int:
         return self._engine.num_blocks_for([SequenceInput(sequence_id, range(num_rows))]) if num_rows else 0
 
-    def _set_granted(self, sequence_id: SequenceId, num_rows: int) -> None:
-        """Counted one by one, a block that several share may count once too often, never once too few."""
-        before = self._num_granted.get(sequence_id, 0)
-        self._num_granted[sequence_id] = num_rows
-        self._num_reserved += self._num_blocks_for(sequence_id, num_rows)
-        self._num_reserved -= self._num_blocks_for(sequence_id, before)
-
     def _recount(self) -> None:
-        """All grants together, as the forward will count them."""
-        granted = {sequence_id: num_rows for sequence_id, num_rows in self._num_granted.items() if num_rows}
-        self._num_reserved = self._engine.num_blocks_for(
-            [SequenceInput(sequence_id, range(num_rows)) for sequence_id, num_rows in granted.items()]
-        )
+        """After a sequence was created or released: what is left, the grants so far counted as the forward will.
+
+        Below 0 when a sequence just created found rows in blocks that were granted. Later grants are counted one by
+        one, which may count a block that several share once too often, never once too few.
+        """
+        inputs = [
+            SequenceInput(sequence_id, range(num_rows)) for sequence_id, num_rows in self._num_granted.items()
+        ]
+        self._num_left = self._engine.kv_usage().available_blocks - self._engine.num_blocks_for(inputs)

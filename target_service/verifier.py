@@ -53,7 +53,7 @@ class Verifier:
                 self._engine.release(sequence_id)
             raise StepFailedError(tuple(reservation.preempted)) from error
         compute_us = (time.perf_counter_ns() - started_ns) // 1000
-        batch_rows = sum(len(grant.appended) for grant in grants)
+        batch_rows = sum(grant.num_appended for grant in grants)
         return StepResult(outcomes, tuple(reservation.preempted), self._engine.kv_usage(), batch_rows, compute_us)
 
     def _roll_back(self, sequence_id: SequenceId, num_rows: int) -> None:
@@ -86,7 +86,7 @@ class Verifier:
 
     def _settle(self, grant: Grant, decided: Verdict | ItemError | None) -> StepOutcome:
         """The item's outcome, with the sequence's rows taken back to its verdict."""
-        num_rows = grant.num_rows + len(grant.appended)
+        num_rows = grant.num_rows + grant.num_appended
         if grant.verify is not None and grant.sequence_id is not None and isinstance(decided, Verdict):
             num_rows = len(grant.verify.committed_token_ids) + len(decided.token_ids) - 1
             self._roll_back(grant.sequence_id, num_rows)

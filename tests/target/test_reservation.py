@@ -146,6 +146,15 @@ def test_the_last_committed_token_is_left_to_compute_when_all_its_blocks_are_cac
     assert (grant.num_found, len(grant.token_ids), num_drafts(grant)) == (4, 4, 2)
 
 
+def test_a_block_that_somebody_finds_while_its_owner_goes_back_into_it_is_counted_for_both() -> None:
+    engine = toy(num_blocks=3, prefix_cache=True)
+    old = holder(engine, 8)
+    engine.truncate(old, 6)  # its second block can still be found by its 8 tokens
+    late = StepItem(None, 0, [*range(1, 9), 30], 1, rank=1)
+    (first, second), _ = grants(engine, [round_of(engine, old, 0, num_drafts=0), late])
+    assert (len(first.token_ids), second) == (1, Grant())
+
+
 def drawn_holder(data: st.DataObject, engine: ToyEngine, prompt: list[int]) -> SequenceId | None:
     """A sequence with the prompt's rows, or fewer after a rollback; None when the pool cannot hold it."""
     sequence_id = engine.create(prompt)
