@@ -150,7 +150,8 @@ def test_a_block_that_somebody_finds_while_its_owner_goes_back_into_it_is_counte
     engine = toy(num_blocks=3, prefix_cache=True)
     old = holder(engine, 8)
     engine.truncate(old, 6)  # its second block can still be found by its 8 tokens
-    late = StepItem(None, 0, [*range(1, 9), 30], 1, rank=1)
+    tokens = [*range(1, 9), 30]
+    late = StepItem(None, 0, tokens, 1, VerifyRows(spec(tokens), tokens, Proposal()), rank=1)
     (first, second), _ = grants(engine, [round_of(engine, old, 0, num_drafts=0), late])
     assert (len(first.token_ids), second) == (1, Grant())
 
