@@ -126,6 +126,29 @@ def test_a_rollback_during_a_prefill_keeps_no_more_rows_than_it_allows() -> None
     assert subject.num_rows == 3
 
 
+def test_a_round_for_which_there_was_no_memory_waits_on_unless_a_newer_one_has_come() -> None:
+    for is_newer in (False, True):
+        subject = session()
+        subject.submit(entry(PROMPT, 1))
+        subject.begin(subject.pending)
+        if is_newer:
+            subject.submit(entry(PROMPT, 2))
+        subject.take_over(StepOutcome(None, 0))
+        assert subject.defer() == is_newer
+        assert subject.pending is not None
+        assert subject.pending.stamp.round == 1 + is_newer
+        assert (subject.verifying, subject.sequence_id, subject.num_rows) == (None, None, 0)
+
+
+def test_a_session_that_lost_its_rows_has_its_tokens_and_its_verdict() -> None:
+    subject = session()
+    verdict = decide(subject, PROMPT, 1, (4, 5))
+    subject.lose_rows()
+    assert (subject.sequence_id, subject.num_rows, subject.num_missing_rows) == (None, 0, 4)
+    assert subject.recorded_verdict(stamp(PROMPT, 1, epoch=2)) is verdict
+    assert list(subject.uncomputed_token_ids()) == [*PROMPT, 4, 5]
+
+
 @pytest.mark.parametrize(
     ("committed_len", "most", "expected"), [(3, 16, 6), (3, 4, 4), (3, 0, 0), (7, 16, 5), (10, 16, 2), (12, 16, 0)]
 )

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.target.history import Histories, seen
+from tests.target.history import Histories
+from tests.target.history_model import seen
 
 NUM_HISTORIES = 50
 SHARDS = [0, *(pytest.param(shard, marks=pytest.mark.slow) for shard in range(1, 21))]
