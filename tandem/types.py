@@ -212,6 +212,10 @@ class Proposal:
     draft_probs: tuple[DraftProbs, ...] = ()  # one a draft under `sparse` and `full`, else empty
     parents: tuple[int, ...] = ()  # not empty: a tree
 
+    def first(self, num_drafts: int) -> "Proposal":
+        """Its first drafts only; exact under every policy while the number does not depend on what the drafts are."""
+        return Proposal(self.draft_token_ids[:num_drafts], self.draft_probs[:num_drafts], self.parents)
+
 
 @dataclass(frozen=True, slots=True)
 class ItemTiming:

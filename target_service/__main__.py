@@ -13,11 +13,11 @@ from engine.backends.registry import load_engine
 from tandem.serving.channels import MAX_INNER_MESSAGE_BYTES
 from tandem.serving.compute import ComputeThread
 from tandem.serving.life import run_server
-from tandem.serving.options import add_server_arguments, positive_int, server_settings
+from tandem.serving.options import add_server_arguments, positive_int, seconds, server_settings
 from tandem.serving.start import run_service
 from tandem.target.v1 import target_pb2_grpc
 from tandem.types import ModelInfo
-from target_service.limits import Limits
+from target_service.limits import MAX_PREFILL_TOKENS, Limits
 from target_service.scheduler import Scheduler
 from target_service.server import SERVICE_NAME, TargetServicer, model_info
 
@@ -41,6 +41,25 @@ def build_parser() -> argparse.ArgumentParser:
         "--max-waiting-sessions", type=int, default=limits.max_waiting_sessions, help="most sessions queued"
     )
     group.add_argument("--max-draft-tokens", type=int, default=limits.max_draft_tokens, help="most drafts a round")
+    group.add_argument(
+        "--max-prefill-tokens",
+        type=positive_int,
+        default=None,
+        help=f"most prompt tokens of a forward while others decode; None: {MAX_PREFILL_TOKENS}, or what fits",
+    )
+    group.add_argument(
+        "--max-batch",
+        type=positive_int,
+        default=None,
+        help="most sessions of a forward; None: as many as it has tokens for",
+    )
+    group.add_argument(
+        "--session-lease",
+        type=seconds,
+        default=limits.session_lease_s,
+        metavar="S",
+        help="a session without an item for longer is freed",
+    )
     add_engine_arguments(parser)
     return parser
 
@@ -53,7 +72,13 @@ def main(arguments: list[str] | None = None) -> int:
 def _load(options: argparse.Namespace) -> tuple[Scheduler, ModelInfo]:
     """The engine behind its scheduler, and what the handshake says of it."""
     limits = Limits(
-        options.max_sessions, options.max_waiting_sessions, options.max_draft_tokens, options.max_step_tokens
+        options.max_sessions,
+        options.max_waiting_sessions,
+        options.max_draft_tokens,
+        options.max_step_tokens,
+        options.max_prefill_tokens,
+        options.max_batch,
+        options.session_lease,
     )
     compute = ComputeThread("target-compute")
     loaded = compute.run_blocking(load_engine, engine_settings(options))

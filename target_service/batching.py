@@ -1,68 +1,122 @@
-"""Continuous batching: which sessions take part in the next step, and with how many rows.
+"""Continuous batching: which sessions take part in the next step, and with how many rows at most.
 
-K + 1 rows of a session that is caught up come first, so that a long prompt never holds up a round; what the budget
-leaves goes to prompts, in chunks. A share of the budget is kept for prompts, so that many rounds never hold up a
-prompt for ever. Each class is served first come, first served.
+Rounds of sessions that are caught up come first, so that a long prompt never holds up a round; what the budget leaves
+goes to prompts, in chunks. While anybody decodes, prompts have only so many rows of a step, because a long step holds
+up the rounds that arrive during it. A share of the budget is kept for prompts, so that many rounds never hold up a
+prompt for ever. Both are served in turn (ordering.py); whether there is memory for a part is decided later, in the
+step (reservation.py).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.sampling.policies import VerifyRows
+from target_service.limits import Limits
+from target_service.ordering import by_arrival, by_round, in_turn
 from target_service.sessions import PendingRound, Session
 from target_service.step import StepItem
 
 PREFILL_SHARE = 8  # one row in this many is kept for prompts while there are any
+NUM_SHARING = 4  # prompts that share a step's rows for prompts evenly: a short one does not wait for a long one
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One session's part of a step: how many committed tokens to append, and the round it decides, if any."""
+    """One session's part of a step: at most `max_rows` rows, and the round it decides if that fits, if there is one."""
 
     session: Session
-    num_tokens: int
+    max_rows: int
     verifying: PendingRound | None
 
-    def to_item(self) -> StepItem:
+    @property
+    def num_drafts(self) -> int:
+        """Of its round, as far as the step has room for them."""
+        return min(self.verifying.num_drafts, self.max_rows - 1) if self.verifying else 0
+
+    def to_item(self, rank: int) -> StepItem:
         """What the compute thread needs of it."""
-        session, token_ids = self.session, self.session.missing_token_ids(self.num_tokens)
-        if self.verifying is None:
-            return StepItem(session.sequence_id, session.num_rows, token_ids)
-        proposal = self.verifying.proposal
-        request = VerifyRows(session.spec, session.tokens.token_ids, proposal)
-        return StepItem(session.sequence_id, session.num_rows, [*token_ids, *proposal.draft_token_ids], request)
+        session, request = self.session, None
+        if self.verifying is not None:
+            proposal = self.verifying.proposal.first(self.num_drafts)
+            request = VerifyRows(session.spec, session.tokens.token_ids, proposal)
+        token_ids = session.uncomputed_token_ids()
+        return StepItem(session.sequence_id, session.num_rows, token_ids, self.max_rows, request, rank)
 
 
-def choose_parts(sessions: Iterable[Session], max_step_tokens: int) -> list[Part]:
-    """The next step's parts, at most `max_step_tokens` rows together; `sessions` in the order they came."""
-    caught_up: list[tuple[Session, PendingRound]] = []
-    behind: list[Session] = []
-    for session in sessions:
-        if session.num_missing_rows > 0:
-            behind.append(session)
-        elif session.pending is not None:
-            caught_up.append((session, session.pending))
-    caught_up.sort(key=lambda ready: ready[1].arrived_s)
-    num_kept = max_step_tokens // PREFILL_SHARE if behind else 0
+def choose_parts(sessions: Sequence[Session], limits: Limits, cached_block_size: int | None) -> list[Part]:
+    """The next step's parts: at most `max_batch`, with at most `max_step_tokens` rows together.
+
+    Args:
+        sessions: the running ones.
+        cached_block_size: tokens of a block of the prefix cache; None where there is none.
+    """
+    decoding = [session for session in sessions if session.is_caught_up]
+    behind = in_turn((session for session in sessions if not session.is_caught_up), by_arrival)
+    prefilling = list(_without_same_prompts(behind, cached_block_size))
+    max_prefill = limits.prefill_tokens if decoding else limits.max_step_tokens
+    num_kept = min(max_prefill, limits.max_step_tokens // PREFILL_SHARE) if prefilling else 0
+    parts = _rounds(
+        [session for session in decoding if session.pending is not None],
+        limits.max_step_tokens - num_kept,
+        limits.batch_size - bool(prefilling),
+    )
+    num_left = limits.max_step_tokens - sum(part.max_rows for part in parts)
+    return parts + _prefills(prefilling[: limits.batch_size - len(parts)], min(num_left, max_prefill))
+
+
+def _rounds(sessions: list[Session], max_rows: int, max_parts: int) -> list[Part]:
+    """K + 1 rows each while they fit; the first one has as many drafts as there is room for."""
     parts: list[Part] = []
-    num_left = max_step_tokens
-    for session, entry in caught_up:
-        num_rows = 1 + len(entry.proposal.draft_token_ids)
-        if num_rows <= num_left - num_kept or not parts:
-            parts.append(Part(session, 1, entry))
+    num_left = max_rows
+    for session in in_turn(sessions, by_round):
+        assert session.pending is not None
+        num_rows = 1 + session.pending.num_drafts
+        if not parts:
+            num_rows = min(num_rows, num_left)
+        if num_rows <= num_left and len(parts) < max_parts:
+            parts.append(Part(session, num_rows, session.pending))
             num_left -= num_rows
-    for session in behind:
-        if num_left == 0:
-            break
-        part = _prefill_part(session, num_left)
-        parts.append(part)
-        num_left -= part.num_tokens + (len(part.verifying.proposal.draft_token_ids) if part.verifying else 0)
     return parts
 
 
-def _prefill_part(session: Session, num_left: int) -> Part:
-    """The rest of the prompt together with the round that waits for it, or as much of the prompt as fits."""
-    entry, num_missing = session.pending, session.num_missing_rows
-    if entry is not None and num_missing + 1 + len(entry.proposal.draft_token_ids) <= num_left:
-        return Part(session, num_missing + 1, entry)
-    return Part(session, min(num_missing, num_left), None)
+def _without_same_prompts(behind: list[Session], cached_block_size: int | None) -> Iterator[Session]:
+    """Leave out who has not begun and will find its prompt's rows in the cache once somebody before it is done."""
+    prompts: set[tuple[int, int]] = set()
+    for session in behind:
+        is_shareable = cached_block_size is not None and session.spec.prompt_len > cached_block_size
+        if is_shareable and session.sequence_id is None and session.prompt_key in prompts:
+            continue
+        if session.num_rows < session.spec.prompt_len - 1:
+            prompts.add(session.prompt_key)
+        yield session
+
+
+def _prefills(sessions: list[Session], max_rows: int) -> list[Part]:
+    """The rest of each prompt together with the round that waits for it, or as much of the prompt as its share holds.
+
+    What is in the cache for a session that has not begun is not known yet: its round may take part in any case.
+    """
+    wanted = [
+        session.num_missing_rows + (1 + session.pending.num_drafts if session.pending else 0)
+        for session in sessions
+    ]
+    parts = []
+    for session, num_wanted, share in zip(sessions, wanted, shares(max_rows, wanted), strict=False):
+        is_whole = share == num_wanted or session.sequence_id is None
+        parts.append(Part(session, share, session.pending if is_whole else None))
+    return parts
+
+
+def shares(total: int, wanted: Sequence[int]) -> list[int]:
+    """Rows for each as far as there are any: the first few share evenly, what they leave goes to the next in turn."""
+    first = wanted[: min(NUM_SHARING, total)]
+    result = [0] * len(first)
+    for num_done, index in enumerate(sorted(range(len(first)), key=first.__getitem__)):
+        result[index] = min(first[index], total // (len(first) - num_done))
+        total -= result[index]
+    for num_wanted in wanted[len(first) :]:
+        if total == 0:
+            break
+        result.append(min(num_wanted, total))
+        total -= result[-1]
+    return result

@@ -12,7 +12,7 @@ from tandem.types import SessionId, Verdict
 from target_service.answers import Answer, StreamId
 from target_service.gathering import Gathering
 from target_service.limits import Limits
-from target_service.step import StepPlan
+from target_service.step import StepFailedError, StepPlan
 from target_service.table import SessionTable
 from target_service.verifier import Verifier
 
@@ -22,12 +22,16 @@ _log = logging.getLogger(__name__)
 class Scheduler:
     """Runs steps while there is work; streams bring items to `table`, and call `wake` when they have.
 
-    Raises `UnsupportedEngineError` for an engine that cannot roll back, unless no drafts are to be verified.
+    Raises `UnsupportedEngineError` for an engine that cannot roll back, unless no drafts are to be verified, and
+    ValueError for one whose pool is too small for the limits.
     """
 
     def __init__(self, engine: SpeculativeEngine, limits: Limits, compute: ComputeThread) -> None:
         if limits.max_draft_tokens > 0:
             require_speculation(engine.capabilities)
+        warning = limits.check_pool(engine.capabilities, engine.kv_usage())
+        if warning is not None:
+            _log.warning(warning)
         self.table = SessionTable(engine.capabilities, engine.kv_usage(), limits, self._deliver)
         self._engine = engine
         self._verifier = Verifier(engine)
@@ -64,7 +68,8 @@ class Scheduler:
         loop = asyncio.get_running_loop()
         while True:
             await self._wait_for_work()
-            self.table.expire(loop.time())
+            for key in self.table.expire(loop.time()):
+                self._gathering.forget(key)
             plan = self.table.plan_step(loop.time())
             if plan is not None:
                 self._wake.set()  # whatever this step leaves over is the next one's work
@@ -113,9 +118,9 @@ class Scheduler:
         started_s = loop.time()
         try:
             result = await self._compute.run(self._verifier.step, plan)
-        except Exception:  # noqa: BLE001 - an engine may raise anything; the service goes on with the other sessions
+        except StepFailedError as error:
             _log.exception("a step of %d sessions failed", len(plan.items))
-            self.table.fail(await self._compute.run(self._engine.kv_usage))
+            self.table.fail(await self._compute.run(self._engine.kv_usage), error.preempted)
         else:
             self._gathering.end_step(started_s, loop.time())
             self.table.commit(result)

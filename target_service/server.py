@@ -77,7 +77,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         with table.answering(stream_id, stamp):
             match item.WhichOneof("op"):
                 case "open":
-                    table.open(stream_id, stamp, codec.session_from_proto(item.open), deadline_s)
+                    table.open(stream_id, stamp, codec.session_from_proto(item.open), arrived_s, deadline_s)
                 case "verify":
                     proposal = codec.proposal_from_proto(item.verify.proposal)
                     table.verify(stream_id, stamp, proposal, arrived_s, deadline_s)

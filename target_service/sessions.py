@@ -15,6 +15,7 @@ from tandem.serving.items import StaleItemError, check_prefix, check_step
 from tandem.types import ErrorCode, ItemError, Proposal, SessionSpec, Stamp, Verdict
 from tandem.validation import InvalidArgumentError, check_session
 from target_service.answers import StreamSessionId
+from target_service.step import StepOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,11 @@ class PendingRound:
     arrived_s: float
     deadline_s: float | None = None
 
+    @property
+    def num_drafts(self) -> int:
+        """K."""
+        return len(self.proposal.draft_token_ids)
+
 
 @dataclass(slots=True, eq=False)
 class Session:
@@ -42,11 +48,13 @@ class Session:
     key: StreamSessionId
     epoch: int
     spec: SessionSpec
-    num_blocks: int  # reserved in the pool: the most the session can ever use
-    pending_open: PendingOpen | None = None  # set while it waits for admission
+    arrival: int  # grows from one session to the next
+    touched_s: float = 0.0  # when it last had an item or a step, on the event loop's clock
+    pending_open: PendingOpen | None = None  # until it is admitted for the first time
     tokens: HashedTokens = field(init=False)
-    sequence_id: SequenceId | None = None  # None before its first step
+    sequence_id: SequenceId | None = None  # None before its first step and after a preemption
     num_rows: int = 0
+    num_cached_tokens: int | None = None  # rows found in the prefix cache when its first sequence was made
     pending: PendingRound | None = None
     is_in_flight: bool = False  # part of the step that is being computed
     verifying: PendingRound | None = None  # the round that step decides; None when it only prefills
@@ -62,10 +70,20 @@ class Session:
         """Rows to prefill before only K + 1 rows separate the session from a verdict."""
         return len(self.tokens) - 1 - self.num_rows
 
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether only a round's own rows separate it from a verdict."""
+        return self.num_missing_rows == 0
+
+    @property
+    def prompt_key(self) -> tuple[int, int]:
+        """Equal for equal prompts."""
+        return self.spec.prompt_len, self.tokens.prefix_hash(self.spec.prompt_len)
+
     def clamp(self, proposal: Proposal, committed_len: int, max_draft_tokens: int) -> Proposal:
         """The proposal's first drafts, as many as the generation and the service leave room for."""
         most = max(0, min(self.spec.max_len - committed_len - 1, max_draft_tokens))
-        return Proposal(proposal.draft_token_ids[:most], proposal.draft_probs[:most], proposal.parents)
+        return proposal.first(most)
 
     def recorded_verdict(self, stamp: Stamp) -> Verdict | None:
         """The verdict to repeat, None for a new round.
@@ -83,6 +101,11 @@ class Session:
     def is_busy(self) -> bool:
         """Whether a verify item is not answered yet."""
         return self.pending is not None or self.verifying is not None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether its next item is all it waits for."""
+        return not self.is_busy and not self.is_in_flight and self.pending_open is None
 
     def submit(self, entry: PendingRound) -> bool:
         """Take a new round; True when it pushed out an older one that was not begun.
@@ -118,33 +141,50 @@ class Session:
         self.num_rows = min(self.num_rows, committed_len - 1)
 
     def begin(self, verifying: PendingRound | None) -> None:
-        """The session becomes part of a step that decides `verifying`, or that only prefills."""
+        """The session becomes part of a step that may decide `verifying`, or that only prefills."""
         assert not self.is_in_flight
         assert verifying is None or verifying is self.pending
         self.is_in_flight, self.verifying = True, verifying
         if verifying is not None:
             self.pending = None
 
-    def commit(self, sequence_id: SequenceId, num_rows: int, verdict: Verdict | None) -> None:
-        """Take over what the step computed; `verdict` is of the round it decided, if it decided one."""
+    def take_over(self, outcome: StepOutcome) -> None:
+        """The step is over: where it left the sequence."""
         assert self.is_in_flight
-        assert (verdict is None) == (self.verifying is None)
-        self.sequence_id = sequence_id
-        if verdict is not None:
-            assert self.verifying is not None
-            self.tokens.extend(verdict.token_ids)
-            self.last_round, self.last_verdict = self.verifying.stamp.round, verdict
-            assert num_rows == len(self.tokens) - 1
-        self.num_rows = min(num_rows, len(self.tokens) - 1)  # a rollback may have come during a prefill
-        self.is_in_flight, self.verifying = False, None
+        self.is_in_flight = False
+        self.sequence_id, self.num_rows = outcome.sequence_id, outcome.num_rows
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = outcome.num_found
 
-    def missing_token_ids(self, num_tokens: int) -> Sequence[int]:
-        """The next `num_tokens` tokens without a row."""
-        return self.tokens.token_ids[self.num_rows : self.num_rows + num_tokens]
+    def commit(self, verdict: Verdict) -> None:
+        """The step decided the round."""
+        assert self.verifying is not None
+        self.tokens.extend(verdict.token_ids)
+        self.last_round, self.last_verdict = self.verifying.stamp.round, verdict
+        self.verifying = None
+        assert self.num_rows == len(self.tokens) - 1
+
+    def defer(self) -> bool:
+        """The step decided no round: the one it might have decided waits on; True when a newer one pushed it out."""
+        entry, self.verifying = self.verifying, None
+        self.num_rows = min(self.num_rows, len(self.tokens) - 1)  # a rollback may have come during a prefill
+        if entry is None:
+            return False
+        is_pushed_out = self.pending is not None
+        self.pending = self.pending or entry
+        return is_pushed_out
+
+    def lose_rows(self) -> None:
+        """The sequence was preempted: every row is to be computed again."""
+        self.sequence_id, self.num_rows = None, 0
+
+    def uncomputed_token_ids(self) -> Sequence[int]:
+        """The committed tokens without a row: the missing ones, and the last of all."""
+        return self.tokens.token_ids[self.num_rows :]
 
 
 def open_session(
-    key: StreamSessionId, stamp: Stamp, spec: SessionSpec, num_blocks: int, capabilities: EngineCapabilities
+    key: StreamSessionId, stamp: Stamp, spec: SessionSpec, arrival: int, capabilities: EngineCapabilities
 ) -> Session:
     """A new session, once its open is found right.
 
@@ -156,6 +196,6 @@ def open_session(
         raise InvalidArgumentError(
             "open.token_ids", f"{len(spec.token_ids)} tokens leave nothing of prompt + max_tokens = {spec.max_len}"
         )
-    session = Session(key, stamp.epoch, spec, num_blocks)
+    session = Session(key, stamp.epoch, spec, arrival)
     check_prefix(stamp, len(session.tokens), session.tokens.prefix_hash())
     return session

@@ -8,35 +8,59 @@ from engine.sampling.policies import VerifyRows
 from tandem.types import ItemError, Verdict
 
 
+class StepFailedError(Exception):
+    """The step raised; its cause says what. The sequences in `preempted` were given up before it did."""
+
+    def __init__(self, preempted: tuple[SequenceId, ...]) -> None:
+        super().__init__("the step failed")
+        self.preempted = preempted
+
+
 @dataclass(frozen=True, slots=True)
 class StepItem:
-    """One session's part: keep `num_rows` rows, append `token_ids`, decide `verify` from the last K + 1 rows.
+    """One session's part: keep `num_rows` rows, append rows of `token_ids`, decide `verify` from the last K + 1 rows.
 
-    Without `verify` the item only prefills. The committed tokens inside `verify` are the session's own list:
-    no item can change it while its round is in flight.
+    Where `verify` does not fit into `max_rows` behind the missing rows, or is None, the item only prefills. The
+    committed tokens inside `verify` are the session's own list: no item can change it while its round is in flight.
     """
 
-    sequence_id: SequenceId | None  # None: the step creates it
+    sequence_id: SequenceId | None  # None: the step creates it, and finds what rows the prefix cache has
     num_rows: int
-    token_ids: Sequence[int]
+    token_ids: Sequence[int]  # the committed tokens without a row, the last of all included
+    max_rows: int  # most rows to append, drafts included: of those there are fewer
     verify: VerifyRows | None = None
+    rank: int = 0  # among all sequences of the step; a lower one keeps its memory longer
+
+
+@dataclass(frozen=True, slots=True)
+class IdleSequence:
+    """A sequence that has rows and no part in the step, and may lose them to sequences of a lower rank."""
+
+    sequence_id: SequenceId
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One compute call: sequences to forget first, then one forward for all items."""
+    """One compute call: sequences to forget first, then one forward for all items, which come in order of rank."""
 
     released: tuple[SequenceId, ...]
     items: tuple[StepItem, ...]
+    idle: tuple[IdleSequence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """One item's result: where its sequence stands, and the verdict or error when it decided a round."""
+    """One item's result: where its sequence stands, and the verdict or error when it decided a round.
 
-    sequence_id: SequenceId
+    An item for which there was no memory is as it was; one whose sequence was preempted, or could not be begun, has
+    none.
+    """
+
+    sequence_id: SequenceId | None
     num_rows: int
-    decided: Verdict | ItemError | None
+    decided: Verdict | ItemError | None = None
+    num_found: int | None = None  # rows that a sequence created by this step found in the prefix cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,5 +68,7 @@ class StepResult:
     """Outcomes in the order of the plan's items, and the pool after the step."""
 
     outcomes: tuple[StepOutcome, ...]
+    preempted: tuple[SequenceId, ...]  # given up for items of a lower rank, items of the step among them
     kv_usage: KvUsage
+    batch_rows: int = 0  # of the forward
     compute_us: int = 0

@@ -18,7 +18,8 @@ from engine.sampling.policies import Decision, VerifyRows, rows_of, verify, veri
 from engine.sampling.processors import needs_no_logits, process
 from tandem.serving.items import internal_error
 from tandem.types import FinishReason, ItemError, LogprobsMode, Verdict
-from target_service.step import StepItem, StepOutcome, StepPlan, StepResult
+from target_service.reservation import Grant, Reservation
+from target_service.step import StepFailedError, StepOutcome, StepPlan, StepResult
 
 _log = logging.getLogger(__name__)
 
@@ -31,36 +32,29 @@ class Verifier:
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
-        """Release, roll back, forward, decide, truncate to what was committed.
+        """Release, roll back, reserve memory, forward, decide, truncate to what was committed.
 
-        Raises whatever the engine raises; sequences that the step created are then released again, and the
-        others' rows are not to be relied on.
+        Raises `StepFailedError` from whatever went wrong; sequences that the step created are then released again,
+        and the others' rows are not to be relied on.
         """
         started_ns = time.perf_counter_ns()
-        for sequence_id in plan.released:
-            self._engine.release(sequence_id)
-        created: list[SequenceId] = []
+        reservation = Reservation(self._engine, plan)
         try:
-            sequence_ids = [self._prepare(item, created) for item in plan.items]
-            decided = iter(self._forward(sequence_ids, plan.items))
-            outcomes = tuple(
-                self._settle(sequence_id, item, next(decided) if item.verify else None)
-                for sequence_id, item in zip(sequence_ids, plan.items, strict=True)
-            )
-        except BaseException:
-            for sequence_id in created:
+            for sequence_id in plan.released:
                 self._engine.release(sequence_id)
-            raise
-        return StepResult(outcomes, self._engine.kv_usage(), (time.perf_counter_ns() - started_ns) // 1000)
-
-    def _prepare(self, item: StepItem, created: list[SequenceId]) -> SequenceId:
-        """The item's sequence with exactly its `num_rows` rows."""
-        sequence_id = item.sequence_id
-        if sequence_id is None:
-            sequence_id = self._engine.create()
-            created.append(sequence_id)
-        self._roll_back(sequence_id, item.num_rows)
-        return sequence_id
+            for item in plan.items:
+                if item.sequence_id is not None:
+                    self._roll_back(item.sequence_id, item.num_rows)
+            grants = reservation.grants()
+            decided = iter(self._forward([grant for grant in grants if grant.token_ids]))
+            outcomes = tuple(self._settle(grant, next(decided) if grant.verify else None) for grant in grants)
+        except Exception as error:
+            for sequence_id in reservation.created:
+                self._engine.release(sequence_id)
+            raise StepFailedError(tuple(reservation.preempted)) from error
+        compute_us = (time.perf_counter_ns() - started_ns) // 1000
+        batch_rows = sum(grant.num_appended for grant in grants)
+        return StepResult(outcomes, tuple(reservation.preempted), self._engine.kv_usage(), batch_rows, compute_us)
 
     def _roll_back(self, sequence_id: SequenceId, num_rows: int) -> None:
         """Truncate, when there is anything to drop, so that an engine that cannot may still decode plainly."""
@@ -68,21 +62,20 @@ class Verifier:
             self._engine.truncate(sequence_id, num_rows)
         assert self._engine.num_cached_tokens(sequence_id) == num_rows
 
-    def _forward(
-        self, sequence_ids: Sequence[SequenceId], items: Sequence[StepItem]
-    ) -> Sequence[Verdict | ItemError]:
-        """One engine call for all items -> a verdict for each that verifies, in order."""
+    def _forward(self, grants: Sequence[Grant]) -> Sequence[Verdict | ItemError]:
+        """One engine call for all that have rows to append -> a verdict for each that verifies, in order."""
         inputs = [
-            SequenceInput(sequence_id, item.token_ids, item.verify.num_rows if item.verify else 0)
-            for sequence_id, item in zip(sequence_ids, items, strict=True)
+            SequenceInput(grant.sequence_id, grant.appended, grant.verify.num_rows if grant.verify else 0)
+            for grant in grants
+            if grant.sequence_id is not None
         ]
-        requests = [item.verify for item in items if item.verify]
+        requests = [grant.verify for grant in grants if grant.verify]
         if not inputs:
             return []
         if not requests:
             self._engine.advance(inputs)
             return []
-        batch_rows = sum(len(item.token_ids) for item in items)
+        batch_rows = sum(len(entry.token_ids) for entry in inputs)
         if all(needs_no_logits(request.spec, request.row(0).output_len) for request in requests):
             # [T]
             argmax = self._engine.forward_per_position_argmax(inputs)
@@ -91,14 +84,13 @@ class Verifier:
         logits = self._engine.forward_per_position_logits(inputs)
         return decide_each(logits, requests, partial(decide_logits, batch_rows=batch_rows))
 
-    def _settle(self, sequence_id: SequenceId, item: StepItem, decided: Verdict | ItemError | None) -> StepOutcome:
+    def _settle(self, grant: Grant, decided: Verdict | ItemError | None) -> StepOutcome:
         """The item's outcome, with the sequence's rows taken back to its verdict."""
-        num_rows = item.num_rows + len(item.token_ids)
-        if item.verify is None or not isinstance(decided, Verdict):
-            return StepOutcome(sequence_id, num_rows, decided)
-        num_rows = len(item.verify.committed_token_ids) + len(decided.token_ids) - 1
-        self._roll_back(sequence_id, num_rows)
-        return StepOutcome(sequence_id, num_rows, decided)
+        num_rows = grant.num_rows + grant.num_appended
+        if grant.verify is not None and grant.sequence_id is not None and isinstance(decided, Verdict):
+            num_rows = len(grant.verify.committed_token_ids) + len(decided.token_ids) - 1
+            self._roll_back(grant.sequence_id, num_rows)
+        return StepOutcome(grant.sequence_id, num_rows, decided, grant.num_found)
 
 
 def cut(request: VerifyRows, decision: Decision, batch_rows: int = 0) -> Verdict:

@@ -55,6 +55,7 @@ class EngineCapabilities:
     can_truncate: bool  # False: the backend cannot roll back, so it must not speculate
     deterministic: bool  # a row's logits do not depend on batch, chunking, place or thread count
     numerics_fingerprint: str
+    has_prefix_cache: bool = False  # `create` may find rows of earlier sequences
 
     def model_info(self, model_id: str, vocab_hash: str) -> ModelInfo:
         """The engine's part of a service's handshake."""

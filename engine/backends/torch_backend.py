@@ -41,6 +41,7 @@ class TorchEngine:
             can_truncate=True,
             deterministic=deterministic,
             numerics_fingerprint=numerics_fingerprint,
+            has_prefix_cache=prefix_cache,
         )
         pool = BlockPool(num_blocks, block_size, prefix_cache=prefix_cache)
         self._sequences = KvSequences(self._capabilities, pool, self._runner.cache.copy_blocks)

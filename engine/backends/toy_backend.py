@@ -78,6 +78,7 @@ class ToyEngine:
             can_truncate=can_truncate,
             deterministic=True,
             numerics_fingerprint=fingerprint,
+            has_prefix_cache=prefix_cache,
         )
         pool = BlockPool(num_blocks, block_size, prefix_cache=prefix_cache)
         self._sequences = KvSequences(self._capabilities, pool, self._copy_blocks)

@@ -65,8 +65,9 @@ class Rounds:
             self.specs, self.committed, self._ids, proposals, strict=True
         ):
             num_rows = 0 if sequence_id is None else len(tokens) - 1
-            fed = [*tokens[num_rows:], *proposal.draft_token_ids]
-            items.append(StepItem(sequence_id, num_rows, fed, VerifyRows(spec, tokens, proposal)))
+            missing, request = tokens[num_rows:], VerifyRows(spec, tokens, proposal)
+            max_rows = len(missing) + request.num_rows - 1
+            items.append(StepItem(sequence_id, num_rows, missing, max_rows, request))
         outcomes = self.verifier.step(StepPlan((), tuple(items))).outcomes
         self._ids = [outcome.sequence_id for outcome in outcomes]
         for tokens, outcome in zip(self.committed, outcomes, strict=True):

@@ -14,7 +14,7 @@ from orchestrator.target_session import TargetPatience
 from tandem.client import GenerationResult
 from tandem.types import TokenLogprobs
 from target_service.limits import Limits
-from target_service.step import StepPlan
+from target_service.step import StepResult
 from tests.identity.mixed import MEMBERS
 from tests.identity.models import Model
 from tests.identity.proposers import MAX_VARYING, Varying, random_drafts
@@ -35,7 +35,7 @@ class Ran:
     """One condition's answers, and what shows that the condition was there."""
 
     results: list[GenerationResult]
-    steps: list[StepPlan]  # of the target
+    steps: list[StepResult]  # of the target
     num_stale: int  # items the target dropped
     num_threads: int  # of the target's compute thread
     proposer: Proposer | None
@@ -61,12 +61,12 @@ class Ran:
     @property
     def most_tokens(self) -> int:
         """Of one step."""
-        return max(sum(len(item.token_ids) for item in step.items) for step in self.steps)
+        return max(step.batch_rows for step in self.steps)
 
     @property
     def most_rounds(self) -> int:
         """Decided by one step."""
-        return max(sum(item.verify is not None for item in step.items) for step in self.steps)
+        return max(sum(outcome.decided is not None for outcome in step.outcomes) for step in self.steps)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,9 @@ import pytest
 
 from orchestrator.server import OrchestratorSettings
 from tandem.client import GenerationResult
+from tandem.defaults import MAX_STEP_TOKENS
+from tandem.types import Verdict
+from target_service.limits import Limits
 from tests.identity import models
 from tests.identity.mixed import MEMBERS, NUM_TOKENS
 from tests.identity.models import Model
@@ -50,7 +53,8 @@ def comparable(result: GenerationResult) -> tuple[Any, ...]:
 async def check(model: Model, sampling: dict[str, Any]) -> None:
     base = [{"max_tokens": NUM_TOKENS, "ignore_eos": True, "seed": n, **sampling} for n in range(len(MEMBERS))]
     patient = OrchestratorSettings(draft_timeout_s=60.0)  # a busy machine is not a failed draft
-    async with all_services(model.similar_draft, model.engine(), patient, vocabulary=model.vocabulary) as stack:
+    limits = Limits(max_prefill_tokens=MAX_STEP_TOKENS)  # all prompts in one step
+    async with all_services(model.similar_draft, model.engine(), patient, limits, model.vocabulary) as stack:
         steps = stack.record_steps()
         without = await alone(stack, base)
         requests = [
@@ -59,14 +63,15 @@ async def check(model: Model, sampling: dict[str, Any]) -> None:
         ]
         num_steps_before = len(steps)
         together = await at_once(stack, [{**request, "num_draft_tokens": 4} for request in requests])
-        batch = max(steps[num_steps_before:], key=lambda step: sum(item.verify is not None for item in step.items))
+        batches = [[outcome.decided for outcome in step.outcomes] for step in steps[num_steps_before:]]
+        batch = max(batches, key=lambda decided: sum(isinstance(verdict, Verdict) for verdict in decided))
         # What was not seeded is replayed with the seed it was given.
         solo = await alone(
             stack, [{**request, "seed": result.seed} for request, result in zip(requests, together, strict=True)]
         )
         await stack.until_idle()
-    assert [item.verify is not None for item in batch.items] == [True] * len(MEMBERS)
-    assert {len(item.verify.proposal.draft_token_ids) for item in batch.items if item.verify} >= {4}
+    assert [isinstance(verdict, Verdict) for verdict in batch] == [True] * len(MEMBERS)
+    assert {verdict.num_draft_tokens for verdict in batch if isinstance(verdict, Verdict)} >= {4}
     for member, ours, theirs, plain in zip(MEMBERS, together, solo, without, strict=True):
         assert comparable(ours) == comparable(theirs), member.name
         assert not member.changes_tokens or ours.token_ids != plain.token_ids, member.name

@@ -163,16 +163,17 @@ class Stack:
     target_link: TargetLink
     draft_link: DraftLink | None
 
-    def record_steps(self) -> list[StepPlan]:
+    def record_steps(self) -> list[StepResult]:
         """Every step that the target computes from now on."""
         scheduler = self.target.scheduler
         assert scheduler is not None
-        steps: list[StepPlan] = []
+        steps: list[StepResult] = []
         compute = scheduler._verifier.step
 
         def step(plan: StepPlan) -> StepResult:
-            steps.append(plan)
-            return compute(plan)
+            result = compute(plan)
+            steps.append(result)
+            return result
 
         scheduler._verifier.step = step  # type: ignore[method-assign]
         return steps

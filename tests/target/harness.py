@@ -29,6 +29,7 @@ from target_service.answers import Answer, StreamId
 from target_service.limits import Limits
 from target_service.scheduler import Scheduler
 from target_service.server import TargetServicer, model_info
+from target_service.step import StepFailedError, StepPlan
 from target_service.table import SessionTable
 from target_service.verifier import Verifier
 from tests import items
@@ -52,9 +53,21 @@ def spec(
 
 
 def toy(
-    logits_of: LogitsOf = LOGITS, num_blocks: int = 256, block_size: int = 4, max_context: int = 512
+    logits_of: LogitsOf = LOGITS,
+    num_blocks: int = 256,
+    block_size: int = 4,
+    max_context: int = 512,
+    *,
+    prefix_cache: bool = False,
 ) -> ToyEngine:
-    return ToyEngine(logits_of, VOCAB, num_blocks=num_blocks, block_size=block_size, max_context=max_context)
+    return ToyEngine(
+        logits_of,
+        VOCAB,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_context=max_context,
+        prefix_cache=prefix_cache,
+    )
 
 
 def plain_decode(session: SessionSpec, logits_of: LogitsOf = LOGITS, most: int | None = None) -> list[int]:
@@ -94,7 +107,7 @@ class Bench:
     ) -> object:
         """Open -> what it was answered at once, if anything."""
         mark = stamp(session.token_ids, 0, session_id, epoch)
-        return self._answered(stream, mark, lambda: self.table.open(stream, mark, session, deadline_s))
+        return self._answered(stream, mark, lambda: self.table.open(stream, mark, session, self.now_s, deadline_s))
 
     def submit(
         self, mark: Stamp, drafts: Sequence[int] = (), stream: StreamId = STREAM, deadline_s: float | None = None
@@ -115,14 +128,23 @@ class Bench:
         plan = self.table.plan_step(self.now_s)
         if plan is None:
             return 0
-        self.table.commit(self.verifier.step(plan))
+        self.compute(plan)
         return len(plan.items)
+
+    def compute(self, plan: StepPlan) -> None:
+        """The step, to its end or to its failure."""
+        try:
+            result = self.verifier.step(plan)
+        except StepFailedError as error:
+            self.table.fail(self.engine.kv_usage(), error.preempted)
+        else:
+            self.table.commit(result)
 
     def settle(self) -> list[Answer]:
         """Steps until nothing is left -> the answers they gave."""
         before = len(self.answers)
         while (plan := self.table.plan_step(self.now_s)) is not None:
-            self.table.commit(self.verifier.step(plan))
+            self.compute(plan)
         return [answer for _, answer in self.answers[before:]]
 
     def round(self, tokens: list[int], round_number: int, drafts: Sequence[int] = (), **names: int) -> Verdict:

@@ -73,6 +73,9 @@ def test_the_process_serves_and_stops_cleanly_at_a_signal_while_an_idle_stream_i
         (["--model", "no/such/model"], "no/such/model"),
         (["--toy", "hashed:vocab=32", "--max-step-tokens", "8"], "--max-draft-tokens 16"),
         (["--toy", "hashed:vocab=32", "--max-waiting-sessions", "-1"], "--max-waiting-sessions -1"),
+        (["--toy", "hashed:vocab=32", "--max-prefill-tokens", "600"], "--max-step-tokens 512"),
+        (["--toy", "hashed:vocab=32", "--max-batch", "300"], "--max-sessions 256"),
+        (["--toy", "hashed:vocab=32,blocks=1"], "--kv-memory holds 16 tokens"),
         (["--backend", "abacus"], "abacus"),
     ],
 )

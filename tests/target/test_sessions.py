@@ -6,13 +6,14 @@ from engine.backends.base import SequenceId
 from tandem.serving.items import StaleItemError
 from tandem.types import ErrorCode, ItemError, Proposal, Stamp, Verdict
 from target_service.sessions import PendingRound, Session
+from target_service.step import StepOutcome
 from tests.target.harness import STREAM, spec, stamp
 
 PROMPT = (1, 2, 3)
 
 
 def session(max_tokens: int = 20, epoch: int = 2) -> Session:
-    return Session((STREAM, stamp(PROMPT, 0).session_id), epoch, spec(PROMPT, max_tokens), num_blocks=1)
+    return Session((STREAM, stamp(PROMPT, 0).session_id), epoch, spec(PROMPT, max_tokens), arrival=0)
 
 
 def entry(tokens: tuple[int, ...], round_number: int) -> PendingRound:
@@ -24,7 +25,8 @@ def decide(subject: Session, tokens: tuple[int, ...], round_number: int, new: tu
     subject.submit(entry(tokens, round_number))
     subject.begin(subject.pending)
     verdict = Verdict(len(new) - 1, len(new) - 1, new)
-    subject.commit(SequenceId(1), len(tokens) + len(new) - 1, verdict)
+    subject.take_over(StepOutcome(SequenceId(1), len(tokens) + len(new) - 1))
+    subject.commit(verdict)
     return verdict
 
 
@@ -94,7 +96,8 @@ def test_a_round_that_comes_while_another_is_decided_is_checked_after_that_verdi
     subject.submit(entry(PROMPT, 1))
     subject.begin(subject.pending)
     subject.submit(entry((*PROMPT, 4), 2))  # the session has no fourth token yet
-    subject.commit(SequenceId(1), 4, Verdict(1, 1, (4, 5)))
+    subject.take_over(StepOutcome(SequenceId(1), 4))
+    subject.commit(Verdict(1, 1, (4, 5)))
     subject.settle()
     assert subject.pending is not None
     assert (list(subject.tokens.token_ids), subject.num_rows) == ([*PROMPT, 4], 3)
@@ -105,7 +108,8 @@ def test_a_wrong_round_that_came_during_a_step_is_forgotten_when_it_is_refused()
     subject.submit(entry(PROMPT, 1))
     subject.begin(subject.pending)
     subject.submit(entry((*PROMPT, 9), 2))
-    subject.commit(SequenceId(1), 3, Verdict(0, 0, (4,)))
+    subject.take_over(StepOutcome(SequenceId(1), 3))
+    subject.commit(Verdict(0, 0, (4,)))
     with pytest.raises(ItemError, match="PREFIX_MISMATCH"):
         subject.settle()
     assert subject.pending is None
@@ -117,8 +121,32 @@ def test_a_rollback_during_a_prefill_keeps_no_more_rows_than_it_allows() -> None
     subject.num_rows = 0  # as after a re-open
     subject.begin(None)
     subject.submit(entry((*PROMPT, 4), 2))
-    subject.commit(SequenceId(1), 5, None)
+    subject.take_over(StepOutcome(SequenceId(1), 5))
+    assert not subject.defer()
     assert subject.num_rows == 3
+
+
+def test_a_round_for_which_there_was_no_memory_waits_on_unless_a_newer_one_has_come() -> None:
+    for is_newer in (False, True):
+        subject = session()
+        subject.submit(entry(PROMPT, 1))
+        subject.begin(subject.pending)
+        if is_newer:
+            subject.submit(entry(PROMPT, 2))
+        subject.take_over(StepOutcome(None, 0))
+        assert subject.defer() == is_newer
+        assert subject.pending is not None
+        assert subject.pending.stamp.round == 1 + is_newer
+        assert (subject.verifying, subject.sequence_id, subject.num_rows) == (None, None, 0)
+
+
+def test_a_session_that_lost_its_rows_has_its_tokens_and_its_verdict() -> None:
+    subject = session()
+    verdict = decide(subject, PROMPT, 1, (4, 5))
+    subject.lose_rows()
+    assert (subject.sequence_id, subject.num_rows, subject.num_missing_rows) == (None, 0, 4)
+    assert subject.recorded_verdict(stamp(PROMPT, 1, epoch=2)) is verdict
+    assert list(subject.uncomputed_token_ids()) == [*PROMPT, 4, 5]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from engine.sampling.rows import Row
 from tandem.rng import F32
 from tandem.types import FinishReason, ItemError, Proposal, SamplingParams, Verdict, VerificationPolicy
 from target_service import verifier
-from target_service.step import StepItem, StepPlan
+from target_service.step import StepFailedError, StepItem, StepPlan
 from target_service.verifier import Verifier, cut
 from tests.target.harness import LOGITS, VOCAB, Bench, plain_decode, spec, stamp, toy
 
@@ -211,8 +211,9 @@ def test_an_engines_logits_may_be_inference_tensors() -> None:
 
 def test_a_step_that_raises_leaves_no_sequence_of_its_own_behind() -> None:
     engine = toy()
-    plan = StepPlan((), (StepItem(None, 0, [1, 2]), StepItem(None, 0, [VOCAB])))
-    with pytest.raises(Exception, match="outside"):
+    plan = StepPlan((), (StepItem(None, 0, [1, 2, 3], 2), StepItem(None, 0, [VOCAB, 1], 1, rank=1)))
+    with pytest.raises(StepFailedError) as caught:
         Verifier(engine).step(plan)
+    assert "outside" in str(caught.value.__cause__)
     assert not engine.sequence_ids
     assert engine.kv_usage().used_blocks == 0
