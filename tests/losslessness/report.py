@@ -8,7 +8,7 @@ from scipy import stats
 from engine.bench_report import table
 from tests.losslessness.cells import ALPHA, CELLS, FAMILY_ALPHA, NUM_TOKENS, WRONG_CELLS, Cell
 from tests.losslessness.results import TESTS, Outcome
-from tests.losslessness.statistics import NUM_BINS, power
+from tests.losslessness.statistics import NUM_BINS, ChiSquare, power
 
 METHOD = """\
 Is what comes out under speculation distributed as what plain decoding gives? Requests run through the three services,
@@ -98,9 +98,27 @@ def _looked_at_again(outcomes: Mapping[str, Outcome]) -> list[str]:
     text = (
         f"Decided on after the first figures had been seen, so the verdict does not count them: {names}\n"
         f"with other seeds, {len(made)} of {len(repeats)} repeats made. Of their {len(values)} p-values the smallest\n"
-        f"is {min(values):.2g}; Bonferroni over these alone asks for {FAMILY_ALPHA / len(values):.2g}."
+        f"is {min(values):.2g}; Bonferroni over these alone asks for {FAMILY_ALPHA / len(values):.2g}.\n\n"
+        f"All repeats of a cell added up, bin by bin:\n{_pooled(repeated, outcomes)}"
     )
     return ["## Looked at again", text, _table(repeats, outcomes)]
+
+
+def _pooled(repeated: Sequence[Cell], outcomes: Mapping[str, Outcome]) -> str:
+    """The tests over all repeats of a cell together: a fault of the first figure's size would stand out the more."""
+    lines = []
+    for cell in repeated:
+        made = [outcomes[repeat.name] for repeat in cell.repeats if repeat.name in outcomes]
+        tests = {
+            name: ChiSquare(
+                tuple(sum(bins) for bins in zip(*(outcome.counts[name] for outcome in made), strict=True))
+            )
+            for name in TESTS
+        }
+        figures = ", ".join(f"{name} {test.statistic:.1f} ({test.p_value:.2g})" for name, test in tests.items())
+        num_tokens = sum(outcome.num_tokens for outcome in made)
+        lines.append(f"- `{cell.name}`, {num_tokens:,} tokens: {figures}")
+    return "\n".join(lines)
 
 
 def _threshold() -> str:

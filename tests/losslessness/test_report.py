@@ -77,6 +77,7 @@ def test_repeats_are_told_and_do_not_undo_a_failure(outcomes: dict[str, Outcome]
     assert not is_shown
     assert f"`{cell.name}` fails" in report
     assert "3 of 10 repeats made" in report
+    assert "300,000 tokens: tokens by p" in report
     assert len({repeat.seed for repeat in cell.repeats} | {cell.seed}) == 11
 
 
