@@ -123,6 +123,39 @@ class Bench:
             raise AssertionError("there is no end to it")
         self.compute.is_free = False
 
+    def check_rows(self) -> None:
+        """Each session's are those of a prefill of what it last drafted from, or of the start of it."""
+        for key, sequence in self.proposer.kv._sequences.items():
+            rows = self.engine.token_ids(sequence.sequence_id)
+            assert rows == sequence.token_ids
+            item = self.proposer.inputs[key]
+            kind = "coupled" if item.spec.sampling.temperature else "greedy"
+            drafts = free_drafts(kind, item.spec.token_ids, tuple(item.committed_token_ids), item.num_draft_tokens)
+            assert [*item.committed_token_ids, *drafts][: len(rows)] == rows
+
+    def check_accounting(self) -> None:
+        """Every block is free, cached or listed by a session; every draft that is missing is counted."""
+        usage = self.engine.kv_usage()
+        assert usage.free_blocks + usage.used_blocks + usage.cached_blocks == usage.total_blocks
+        tables = [self.engine._sequences.table(number) for number in self.engine.sequence_ids]
+        assert usage.used_blocks == len({block_id for table in tables for block_id in table.block_ids})
+        assert len(tables) == len(self.proposer.kv._sequences)
+        assert self.proposer.kv_usage().shrunk_draft_tokens == self.proposer.num_missing
+
+    def check_load(self) -> None:
+        """The load says what the engine says, once nothing is in work."""
+        load, usage = self.service.load, self.engine.kv_usage()
+        assert (load.total_blocks, load.used_blocks, load.cached_blocks, load.evicted_blocks, load.hit_blocks) == (
+            usage.total_blocks,
+            usage.used_blocks,
+            usage.cached_blocks,
+            usage.evicted_blocks,
+            usage.hit_blocks,
+        )
+        assert load.kv_usage == usage.used_blocks / usage.total_blocks
+        assert load.shrunk_draft_tokens == self.proposer.num_missing
+        assert load.waiting == 0
+
     def close(self) -> None:
         self.loop.close()
 

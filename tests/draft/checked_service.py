@@ -225,7 +225,7 @@ class CheckedService:
         assert self.bench.service.load.stale_items == self.num_stale
         live = {session.key for stream in self.streams for session in stream.table.sessions}
         assert set(self.bench.proposer.kv._sequences) <= live
-        assert self.bench.service.load.used_blocks == self.bench.engine.kv_usage().used_blocks
+        self.bench.check_load()
 
     def turn(self) -> None:
         self.bench.turn()
@@ -260,24 +260,6 @@ class CheckedService:
 
     def stamp(self, place: tuple[int, int], tokens: object, number: int, epoch: int) -> Stamp:
         return replace(stamp(tokens, number, place[1]), epoch=epoch)  # type: ignore[arg-type]
-
-    def rows_are_those_of_a_prefill(self) -> None:
-        proposer, engine = self.bench.proposer, self.bench.engine
-        for key, sequence in proposer.kv._sequences.items():
-            rows = engine.token_ids(sequence.sequence_id)
-            assert rows == sequence.token_ids
-            item = proposer.inputs[key]
-            kind = "coupled" if item.spec.sampling.temperature else "greedy"
-            drafts = free_drafts(kind, item.spec.token_ids, tuple(item.committed_token_ids), item.num_draft_tokens)
-            assert [*item.committed_token_ids, *drafts][: len(rows)] == rows
-
-    def accounting_closes(self) -> None:
-        usage = self.bench.engine.kv_usage()
-        assert usage.free_blocks + usage.used_blocks + usage.cached_blocks == usage.total_blocks
-        tables = [self.bench.engine._sequences.table(number) for number in self.bench.engine.sequence_ids]
-        assert usage.used_blocks == len({block_id for table in tables for block_id in table.block_ids})
-        assert len(tables) == len(self.bench.proposer.kv._sequences)
-        assert self.bench.proposer.kv_usage().shrunk_draft_tokens == self.bench.proposer.num_missing
 
     def sessions_are_as_expected(self) -> None:
         service = self.bench.service

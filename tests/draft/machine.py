@@ -93,8 +93,8 @@ class DraftHistories(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_as_it_must_be(self) -> None:
-        self.checked.rows_are_those_of_a_prefill()
-        self.checked.accounting_closes()
+        self.checked.bench.check_rows()
+        self.checked.bench.check_accounting()
         self.checked.sessions_are_as_expected()
 
     def teardown(self) -> None:
