@@ -89,6 +89,19 @@ def test_a_session_takes_no_rows_of_an_older_one_that_is_merely_with_the_target(
     assert bench.rows(1, 2, 3) == [3, 3, 0]
 
 
+def test_sessions_with_more_tokens_than_memory_do_not_compute_their_rows_anew_round_by_round() -> None:
+    bench = Bench(num_blocks=12)
+    tokens = {key: [key] * 11 for key in range(1, 7)}  # three blocks each, to four of them
+    for round_number in range(8):
+        for batch in ((1, 3, 5), (2, 4, 6)):
+            before = bench.num_fed
+            counts = bench.draft(*((key, tokens[key]) for key in batch))
+            if round_number:
+                assert counts == [K if key <= 4 else 0 for key in batch]
+                assert bench.num_fed - before == sum(counts)  # a row a draft
+            bench.now_s += 0.1
+
+
 def test_a_session_that_cannot_draft_without_it_takes_memory_of_the_one_opened_last() -> None:
     bench = Bench()
     for key in (1, 3, 2):

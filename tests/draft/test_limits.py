@@ -1,13 +1,15 @@
-"""Whole distributions are granted as far as one proposal may hold them, and refused by name where not one fits."""
+"""Limits: whole distributions as far as one proposal may hold them, and what cannot be or contradicts is refused."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from draft_service.limits import DraftLimits, Offer
 from draft_service.proposers.base import ProposerCapabilities
 from draft_service.proposers.draft_model import DraftModelProposer
+from engine.backends.base import KvUsage
 from engine.backends.toy_backend import ToyEngine, hashed_logits
 from tandem.types import DraftProbsTransport, ErrorCode, ModelInfo, SessionSpec, VerificationPolicy
 from tests.draft.support import VOCAB, coupled_spec, make_spec
@@ -81,3 +83,27 @@ def test_the_limit_as_it_is_grants_what_large_vocabularies_leave_room_for(vocab_
     transports = frozenset(DraftProbsTransport)
     capabilities = ProposerCapabilities("any", False, False, transports, model=ModelInfo(vocab_size=vocab_size))
     assert Offer(DraftLimits(), capabilities).max_draft_tokens(FULL) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"max_draft_tokens": 0}, "--max-draft-tokens 0 is less than 1"),
+        ({"max_sessions": 0}, "--max-sessions 0 is less than 1"),
+        ({"max_batch": -1}, "--max-batch -1 is less than 1"),
+        ({"session_lease_s": 0.0}, "--session-lease 0 is not above 0"),
+    ],
+)
+def test_limits_that_cannot_be_are_refused_by_name(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        DraftLimits(**fields)
+
+
+def test_limits_that_contradict_the_engine_are_refused_naming_both() -> None:
+    limits = DraftLimits(max_draft_tokens=9, max_batch=8)
+    limits.check_step(8)
+    with pytest.raises(ValueError, match="--max-batch 8 is more than --max-step-tokens 7"):
+        limits.check_step(7)
+    limits.check_memory(KvUsage(3, 0, 0, 3, block_size=3))
+    with pytest.raises(ValueError, match=r"--kv-memory has room for 8 tokens .* --max-draft-tokens 9 needs 9"):
+        limits.check_memory(KvUsage(2, 0, 0, 2, block_size=4))
