@@ -45,6 +45,11 @@ PRESSURE: Mapping[str, Figure] = {
     ),
     "blocks used at the target": lambda info: _of(info.target_load).used_blocks,
     "blocks used at the draft": lambda info: _of(info.draft_load).used_blocks,
+    "preemptions at the target": lambda info: _of(info.target_load).preemptions,
+    "draft tokens that found no block there": lambda info: _of(info.target_load).shrunk_draft_tokens,
+    "blocks cached at the target": lambda info: _of(info.target_load).cached_blocks,
+    "blocks found in its cache": lambda info: _of(info.target_load).hit_blocks,
+    "sessions evicted at the draft": lambda info: _of(info.draft_load).evicted_sessions,
     "stale items at the target": lambda info: _of(info.target_load).stale_items,
 }
 

@@ -21,8 +21,8 @@ from tandem.processes import LocalCluster
 
 TOY = "hashed:vocab=512,seed=3,blocks=400"
 DRAFT = f"{TOY},blend=0.2"
-SETTINGS = LoadSettings(num_clients=16, max_calls=60)
-HELD_TOKENS = 3900  # one a step, so the session outlasts any 60 calls of at most 64 tokens
+SETTINGS = LoadSettings(num_clients=16, max_calls=40)
+HELD_TOKENS = 3900  # one a step, so the session outlasts any 40 calls of at most 64 tokens
 SEED = 4
 
 
@@ -63,11 +63,11 @@ def test_requests_repeat_with_their_seed_and_differ_in_everything() -> None:
 
 def test_sixty_four_clients_pass_on_toy_services(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "churn.md"
-    arguments = ["--toy", TOY, "--draft-model", DRAFT, "--max-calls", "250", "--requests", "12", "--out", str(page)]
+    arguments = ["--toy", TOY, "--draft-model", DRAFT, "--max-calls", "160", "--requests", "12", "--out", str(page)]
     code = main(arguments)
     printed = capsys.readouterr().out
     assert code == 0, printed
-    assert "250 calls in " in printed
+    assert "160 calls in " in printed
     assert "- requests running: 64\n" in printed
     assert "In use afterwards: nothing." in printed
     assert page.read_text() == printed
