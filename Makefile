@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test unit check protos identity losslessness bench bench-sampling bench-target report-block loadtest clean
+.PHONY: demo test unit check protos identity losslessness bench bench-sampling bench-target report-block loadtest churn \
+	churn-short clean
 
 demo: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
@@ -64,6 +65,15 @@ bench-target: $(READY)
 loadtest: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
 	$(BIN)/python -m loadtest --seconds 20 --users 4
+
+# 64 clients with cancels and deadlines on a small pool, five minutes; writes docs/reports/churn.md.
+churn: $(READY)
+	$(BIN)/tandem models pull smollm2-135m
+	$(BIN)/python -m loadtest.churn --out docs/reports/churn.md
+
+churn-short: $(READY)
+	$(BIN)/tandem models pull smollm2-135m
+	$(BIN)/python -m loadtest.churn --seconds 60 --requests 24
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

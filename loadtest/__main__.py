@@ -9,10 +9,11 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
+from loadtest.idle import wait_idle
+from loadtest.recorded import record
 from loadtest.up import tandem_up
 from tandem.client import GenerateOptions, SyncTandemClient
 
@@ -26,19 +27,6 @@ PROMPTS = [
     ("1, 2, 3, 1, 2, 3, 1, 2,", GenerateOptions(temperature=0.0, num_draft_tokens=6)),
 ]
 MAX_TOKENS = 32
-IDLE_WITHIN_S = 10.0
-
-
-def record_answers(client: SyncTandemClient) -> list[dict[str, Any]]:
-    """What every prompt gives without speculation and without company."""
-    cases = []
-    for prompt, prompt_options in PROMPTS:
-        options = GenerateOptions(**prompt_options, max_tokens=MAX_TOKENS)
-        result = client.complete(prompt, **GenerateOptions(**options, speculation=False))
-        cases.append(
-            {"prompt": prompt, "options": options, "text": result.text, "token_ids": list(result.token_ids)}
-        )
-    return cases
 
 
 def run_locust(address: str, answers: Path, seconds: int, users: int, folder: Path) -> int:
@@ -53,18 +41,6 @@ def num_finished(folder: Path) -> int:
     """Generations that locust counted."""
     entries = json.loads((folder / "stats.json").read_text())
     return sum(entry["num_requests"] for entry in entries if entry["name"] == "Generate")
-
-
-def is_idle(client: SyncTandemClient) -> bool:
-    """Whether neither service holds a session or a block; they may take a moment to hear of the last end."""
-    deadline = time.monotonic() + IDLE_WITHIN_S
-    while time.monotonic() < deadline:
-        info = client.info()
-        loads = [load for load in (info.target_load, info.draft_load) if load is not None]
-        if not any(load.running or load.used_blocks for load in loads) and info.num_running_requests == 0:
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def main() -> int:
@@ -83,13 +59,14 @@ def main() -> int:
     ):
         folder = Path(name)
         answers = folder / "answers.json"
-        answers.write_text(json.dumps(record_answers(client)))
+        requests = [(prompt, GenerateOptions(**options, max_tokens=MAX_TOKENS)) for prompt, options in PROMPTS]
+        answers.write_text(json.dumps([asdict(recorded) for recorded in record(client, requests)]))
         code = run_locust(client.address, answers, arguments.seconds, arguments.users, folder)
-        finished, idle = num_finished(folder), is_idle(client)
+        finished, held = num_finished(folder), wait_idle(client)
     sys.stdout.write(
-        f"finished {finished}, locust's exit code {code}, idle afterwards: {'yes' if idle else 'NO'}\n"
+        f"finished {finished}, locust's exit code {code}, in use afterwards: {'; '.join(held) or 'nothing'}\n"
     )
-    return 0 if code == 0 and finished > 0 and idle else 1
+    return 0 if code == 0 and finished > 0 and not held else 1
 
 
 if __name__ == "__main__":

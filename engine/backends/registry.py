@@ -8,6 +8,7 @@ import torch
 from engine.backends.base import EngineError, SpeculativeEngine
 from engine.backends.settings import EngineSettings
 from engine.backends.toy_options import DEFAULT_TOY, build_toy_engine, parse_toy_options
+from engine.freed_memory import return_freed_memory
 from engine.kernels.noise import compiled_noise
 from engine.models.config import ModelFileError
 from tandem.models import ModelNotFoundError, resolve_model
@@ -42,7 +43,11 @@ def load_engine(settings: EngineSettings) -> LoadedEngine:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     compiled_noise()  # the first sampled token shall not wait for a compiler
-    return _load_toy(settings) if settings.backend == "toy" else _load_torch(settings)
+    if settings.backend == "toy":
+        return _load_toy(settings)
+    loaded = _load_torch(settings)
+    return_freed_memory()
+    return loaded
 
 
 def _load_toy(settings: EngineSettings) -> LoadedEngine:

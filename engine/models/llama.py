@@ -85,7 +85,7 @@ def build_llama(model: LoadedModel, dtype: torch.dtype, linear: LinearType, max_
         dtype=dtype,
         embedding=embedding,
         layers=tuple(_build_layer(config, weights, index, dtype, linear) for index in range(config.num_layers)),
-        final_norm=weights.take("model.norm.weight", (hidden,)).float(),
+        final_norm=weights.take_norm("model.norm.weight", hidden),
         head=linear(head, None),
         rotary=build_rotary(config, max_context),
     )
@@ -112,6 +112,10 @@ class _Weights:
             raise ModelFileError(f"tensor {name!r} has shape {tuple(tensor.shape)}, its config says {shape}")
         return tensor
 
+    def take_norm(self, name: str, size: int) -> torch.Tensor:
+        """Float32, and a copy: a view of the file's memory would keep the whole file mapped."""
+        return self.take(name, (size,)).to(torch.float32, copy=True)
+
 
 def _build_layer(
     config: ModelConfig, weights: _Weights, index: int, dtype: torch.dtype, linear: LinearType
@@ -129,7 +133,7 @@ def _build_layer(
         return linear(weight.to(dtype), None if bias is None else bias.to(dtype))
 
     def norm(name: str, size: int) -> torch.Tensor:
-        return weights.take(f"{prefix}.{name}.weight", (size,)).float()
+        return weights.take_norm(f"{prefix}.{name}.weight", size)
 
     head_norms = None
     if config.qk_norm:

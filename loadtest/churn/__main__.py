@@ -1,0 +1,120 @@
+"""`python -m loadtest.churn`: the services on a small pool, answers recorded alone, then the load and its verdict.
+
+Exit code 0 only when every call gave what it should, nothing is in use afterwards, and every kind of ending was seen.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from engine.backends.options import parse_bytes
+from engine.backends.settings import EngineSettings
+from engine.models.loading import load_model
+from loadtest.churn.judge import Outcome, verdict
+from loadtest.churn.load import PRESSURE, LoadSettings, run_load
+from loadtest.churn.report import MemorySeen, report, summary
+from loadtest.churn.requests import make_requests, spec_bench_prompts
+from loadtest.memory import most_resident_bytes, plan_memory, resident_bytes
+from loadtest.recorded import record
+from tandem.client import SyncTandemClient
+from tandem.cluster_options import ClusterChoice
+from tandem.defaults import NUM_DRAFT_TOKENS
+from tandem.models import resolve_model
+from tandem.processes import ClusterPlan, LocalCluster
+
+_MIB = 1 << 20
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the whole test; the exit code."""
+    options = build_parser().parse_args(arguments)
+    with LocalCluster(cluster_plan(options), quiet=True) as cluster:
+        outcome, memory = run(options, cluster)
+    text = "\n".join([*summary(outcome), ""])
+    if memory is not None:
+        text = report(outcome, describe(options), memory)
+    if options.out is not None:
+        options.out.write_text(text)
+    sys.stdout.write(text)
+    return 1 if verdict(outcome) else 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Every option."""
+    defaults = LoadSettings()
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.churn",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--seconds", type=float, default=defaults.seconds, help="no call begins later")
+    parser.add_argument("--max-calls", type=int, default=defaults.max_calls, help="most calls of all clients")
+    parser.add_argument("--clients", type=int, default=defaults.num_clients, help="calls at a time")
+    parser.add_argument(
+        "--stall-seconds", type=float, default=defaults.stall_s, help="without a sign of life: the calls hang"
+    )
+    parser.add_argument("--requests", type=int, default=32, help="distinct requests")
+    parser.add_argument("--seed", type=int, default=defaults.seed, help="of requests, picks and fates")
+    parser.add_argument("--model", default="smollm2-135m", help="the target's: a name, a directory or a .gguf file")
+    parser.add_argument("--dtype", default="float32", help="float32 or bfloat16")
+    parser.add_argument("--toy", help="a toy engine instead of the model, e.g. hashed:vocab=512,seed=3,blocks=400")
+    parser.add_argument("--draft-model", help="draft with this model (or toy engine) instead of prompt lookup")
+    parser.add_argument("--kv-memory", type=parse_bytes, default="96M", help="pool of each model service")
+    parser.add_argument("--threads", type=int, help="compute threads of each model service; default: all cores")
+    parser.add_argument("--out", type=Path, help="also write the report to this file")
+    return parser
+
+
+def cluster_plan(options: argparse.Namespace) -> ClusterPlan:
+    """The services, with small pools."""
+    plan = ClusterChoice(
+        model=options.model,
+        dtype=options.dtype,
+        draft_model=options.draft_model,
+        prompt_lookup=True,
+        num_draft_tokens=NUM_DRAFT_TOKENS,
+        threads=options.threads,
+        toy=options.toy,
+    ).plan()
+    pool = ["--kv-memory", str(options.kv_memory)]
+    return replace(plan, target=[*plan.target, *pool], draft=[*(plan.draft or ()), *pool])
+
+
+def run(options: argparse.Namespace, cluster: LocalCluster) -> tuple[Outcome, MemorySeen | None]:
+    """Record, load, judge; the target's memory where it runs the native engine."""
+    address, pid = cluster.addresses["orchestrator"], cluster.services[0].process.pid
+    settings = LoadSettings(
+        num_clients=options.clients,
+        seconds=options.seconds,
+        max_calls=options.max_calls,
+        stall_s=options.stall_seconds,
+        seed=options.seed,
+    )
+    before = resident_bytes(pid)
+    with SyncTandemClient(address) as client:
+        load = client.info().target_load
+        recorded = record(client, make_requests(spec_bench_prompts(), options.requests, options.seed))
+    figures = {**PRESSURE, "MiB resident in the target process": lambda _: resident_bytes(pid) / _MIB}
+    outcome = run_load(address, recorded, settings, figures)
+    if options.toy is not None or load is None:
+        return outcome, None
+    after, peak = resident_bytes(pid), most_resident_bytes(pid)
+    model = load_model(resolve_model(options.model))
+    plan = plan_memory(model, options.dtype, load.total_blocks, EngineSettings().block_size)
+    return outcome, MemorySeen(plan, before, after, peak)
+
+
+def describe(options: argparse.Namespace) -> str:
+    """What ran, for the report."""
+    drafts = f"by draft model {options.draft_model}" if options.draft_model else "by prompt lookup"
+    return (
+        f"Model: {options.model}, {options.dtype}; drafts {drafts}; a pool of {options.kv_memory / _MIB:.0f} MiB; "
+        f"{options.clients} clients for {options.seconds:.0f} s, {options.requests} distinct requests, "
+        f"seed {options.seed}."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""One call of a recorded request, with what is to become of it and what did."""
+
+import asyncio
+import math
+import random
+from contextlib import aclosing
+from dataclasses import dataclass
+from enum import StrEnum
+
+from loadtest.recorded import Recorded
+from tandem.client import DeadlineExceededError, GenerateOptions, Generation, TandemClient, TandemError
+
+
+class Plan(StrEnum):
+    """What the client means to do."""
+
+    FINISH = "finish"
+    CANCEL = "cancel"  # after some chunks
+    HANG_UP = "hang up"  # after some time, whatever has come: also while the request waits for its place
+    DEADLINE = "deadline"  # leave the end to the service
+
+
+class Ending(StrEnum):
+    """What became of a call."""
+
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline passed"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """A plan with its limit; a call may finish before it is reached."""
+
+    plan: Plan
+    num_chunks: int | None = None  # of CANCEL
+    limit_s: float | None = None  # of HANG_UP and DEADLINE
+
+    @property
+    def timeout_s(self) -> float | None:
+        """The call's deadline."""
+        return self.limit_s if self.plan is Plan.DEADLINE else None
+
+    @property
+    def patience_s(self) -> float | None:
+        """How long the client stays."""
+        return self.limit_s if self.plan is Plan.HANG_UP else None
+
+
+_WEIGHTS = {Plan.FINISH: 8, Plan.CANCEL: 4, Plan.HANG_UP: 3, Plan.DEADLINE: 5}
+_MAX_CHUNKS = 12
+_SHORTEST_S, _LONGEST_S = 0.02, 20.0  # from before the first chunk to longer than any request lasts
+
+
+def draw_fate(rng: random.Random) -> Fate:
+    """A random fate; times are uniform in their logarithm, so that short ones are as frequent as long ones."""
+    (plan,) = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))
+    match plan:
+        case Plan.CANCEL:
+            return Fate(plan, num_chunks=rng.randint(1, _MAX_CHUNKS))
+        case Plan.HANG_UP | Plan.DEADLINE:
+            return Fate(plan, limit_s=math.exp(rng.uniform(math.log(_SHORTEST_S), math.log(_LONGEST_S))))
+        case _:
+            return Fate(plan)
+
+
+@dataclass(slots=True)
+class Call:
+    """One call; the fields after the fate are what has come of it so far."""
+
+    number: int
+    recorded: Recorded
+    fate: Fate
+    ending: Ending | None = None  # None while it runs
+    error: str = ""  # of a call that failed
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    num_chunks: int = 0
+    num_draft_tokens: int = 0
+    num_accepted: int = 0
+    num_fallback_rounds: int = 0  # of a finished call, as the next
+    num_reopens: int = 0
+
+    def __str__(self) -> str:
+        return f"request {self.number} ({self.fate.plan}, {self.num_chunks} chunks came): {self.recorded}"
+
+    async def run(self, client: TandemClient) -> None:
+        """Send the request and meet its fate; raises nothing but cancellation of the task."""
+        options = GenerateOptions(**{**self.recorded.options, "timeout": self.fate.timeout_s})
+        generation = client.generate(self.recorded.prompt, **options)
+        try:
+            async with asyncio.timeout(self.fate.patience_s):
+                self.ending = await self._read(generation)
+        except TimeoutError:
+            self.ending = Ending.CANCELLED
+        except DeadlineExceededError as error:
+            self.ending, self.error = Ending.DEADLINE, str(error)
+        except TandemError as error:
+            self.ending, self.error = Ending.FAILED, str(error)
+        finally:
+            self.text, self.token_ids = generation.text, generation.token_ids
+
+    async def _read(self, generation: Generation) -> Ending:
+        async with aclosing(aiter(generation)) as chunks:
+            async for chunk in chunks:
+                self.num_chunks += 1
+                self.num_draft_tokens += chunk.num_draft_tokens
+                self.num_accepted += chunk.num_accepted
+                if self.num_chunks == self.fate.num_chunks:
+                    return Ending.CANCELLED
+        self.num_fallback_rounds = generation.result.speculation.num_fallback_rounds
+        self.num_reopens = generation.result.speculation.num_reopens
+        return Ending.FINISHED

@@ -1,0 +1,52 @@
+"""What a target process of the native engine takes in memory: weights, pool, and the rest."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.backends.torch_loading import DTYPES
+from engine.models.config import LoadedModel
+
+# Interpreter, libraries, tokenizer, and the buffers of a step, on torch's CPU build.
+PROCESS_BYTES = 512 << 20
+_EMBEDDING = "model.embed_tokens.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes a target process needs once its whole pool has been used."""
+
+    weights: int  # as the engine holds them: the embedding for look-ups, and the output head packed
+    kv_per_token: int
+    pool: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.pool + PROCESS_BYTES
+
+
+def plan_memory(model: LoadedModel, dtype: str, num_blocks: int, block_size: int) -> MemoryPlan:
+    """For an engine of `dtype` with `num_blocks` blocks of `block_size` tokens."""
+    element_bytes = DTYPES[dtype].itemsize
+    num_weights = sum(weight.numel() for weight in model.weights.values())
+    if model.config.tie_word_embeddings:
+        num_weights += model.weights[_EMBEDDING].numel()
+    kv_per_token = model.config.kv_bytes_per_token(element_bytes)
+    return MemoryPlan(num_weights * element_bytes, kv_per_token, num_blocks * block_size * kv_per_token)
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that is in RAM now, shared libraries included (Linux)."""
+    return _status_bytes(pid, "VmRSS")
+
+
+def most_resident_bytes(pid: int) -> int:
+    """The most that ever was."""
+    return _status_bytes(pid, "VmHWM")
+
+
+def _status_bytes(pid: int, field: str) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * 1024
+    raise ValueError(f"process {pid} has no {field}: it has ended")
