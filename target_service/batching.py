@@ -10,6 +10,7 @@ step (reservation.py).
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from engine.row_shares import even_shares
 from engine.sampling.policies import VerifyRows
 from target_service.limits import Limits
 from target_service.ordering import by_arrival, by_round, in_turn
@@ -110,10 +111,8 @@ def _prefills(sessions: list[Session], max_rows: int) -> list[Part]:
 def shares(total: int, wanted: Sequence[int]) -> list[int]:
     """Rows for each as far as there are any: the first few share evenly, what they leave goes to the next in turn."""
     first = wanted[: min(NUM_SHARING, total)]
-    result = [0] * len(first)
-    for num_done, index in enumerate(sorted(range(len(first)), key=first.__getitem__)):
-        result[index] = min(first[index], total // (len(first) - num_done))
-        total -= result[index]
+    result = even_shares(first, total)
+    total -= sum(result)
     for num_wanted in wanted[len(first) :]:
         if total == 0:
             break

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from draft_service.proposers.base import SessionKey
 from draft_service.proposers.draft_kv import DraftKv
 from draft_service.proposers.draft_round import DraftRound
+from engine.row_shares import even_shares
 
 
 class DraftRoom:
@@ -50,7 +51,7 @@ def plan_batch(kv: DraftKv, rounds: Sequence[DraftRound], max_step_tokens: int) 
     """Roll back, then share out memory and the first step -> the rounds that take part, the oldest session first."""
     room = DraftRoom(kv, {draft.key for draft in rounds})
     admitted = _admit(kv, room, sorted(rounds, key=lambda draft: draft.key))
-    shares = share_rows([len(draft.pending) for draft in admitted], max_step_tokens)
+    shares = even_shares([len(draft.pending) for draft in admitted], max_step_tokens)
     for draft, share in zip(admitted, shares, strict=True):
         draft.num_fed = share
         if not draft.is_behind:
@@ -81,16 +82,3 @@ def _admit(kv: DraftKv, room: DraftRoom, rounds: Sequence[DraftRound]) -> list[D
         else:
             kv.release(draft.key)
     return admitted
-
-
-def share_rows(num_wanted: Sequence[int], num_rows: int) -> list[int]:
-    """Rows of one step for each who wants some: as many for all, and what some leave is shared by the others.
-
-    So who wants few gets them all, and nobody is left out as long as `num_rows >= len(num_wanted)`.
-    """
-    shares = [0] * len(num_wanted)
-    fewest_first = sorted(range(len(num_wanted)), key=num_wanted.__getitem__)
-    for num_served, index in enumerate(fewest_first):
-        shares[index] = min(num_wanted[index], num_rows // (len(num_wanted) - num_served))
-        num_rows -= shares[index]
-    return shares

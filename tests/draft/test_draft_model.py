@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from draft_service.proposers.base import ProposeInput, SessionKey
 from draft_service.proposers.draft_kv import common_prefix_len
 from draft_service.proposers.draft_model import DraftModelProposer
-from draft_service.proposers.draft_room import share_rows
 from engine.backends.base import SequenceInput, UnsupportedEngineError
 from engine.backends.toy_backend import ToyEngine, hashed_logits, scripted_logits
 from tandem.rng import F32
@@ -183,17 +182,6 @@ def test_sessions_that_have_much_to_catch_up_share_the_step() -> None:
     assert [call.num_tokens for call in toy.calls] == [10, 10, 4, 2]
     fresh, _ = make_proposer()
     assert answers == fresh.propose(batch)
-
-
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(1, 80))
-def test_a_share_of_the_step_is_what_is_wanted_or_as_much_as_anybody_gets(wanted: list[int], num_rows: int) -> None:
-    shares = share_rows(wanted, num_rows)
-    assert sum(shares) == min(sum(wanted), num_rows)
-    most = max(shares)
-    for share, want in zip(shares, wanted, strict=True):
-        assert share <= want
-        assert share == want or share >= most - 1
-    assert num_rows < len(wanted) or all(shares)
 
 
 def test_nothing_is_drafted_after_an_ending_id() -> None:
