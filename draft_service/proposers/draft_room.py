@@ -19,8 +19,17 @@ class DraftRoom:
     def __init__(self, kv: DraftKv, batch: Collection[SessionKey]) -> None:
         self._kv = kv
         self._batch = batch
-        self._num_blocks: dict[SessionKey, int] = {}  # promised
-        self._num_promised = 0  # all of them
+        self._num_rows: dict[SessionKey, int] = {}  # promised
+        self._num_blocks: dict[SessionKey, int] = {}  # that those take
+        self._num_promised = 0  # blocks of all of them
+
+    def recount(self) -> None:
+        """Another sequence has been made, or released, from blocks that may be those of promised sessions.
+
+        Who has to write into a block that another one lists takes a copy of it: a block more than before.
+        """
+        self._num_blocks = {key: self._kv.num_blocks_for(key, rows) for key, rows in self._num_rows.items()}
+        self._num_promised = sum(self._num_blocks.values())
 
     def admit(self, key: SessionKey, num_rows: int) -> bool:
         """Promise rows that the session cannot draft without; idle sessions lose theirs for it, then younger ones."""
@@ -43,7 +52,7 @@ class DraftRoom:
         num_promised = self._num_promised - self._num_blocks.get(key, 0) + needed
         if num_promised > self._kv.available_blocks:
             return False
-        self._num_blocks[key], self._num_promised = needed, num_promised
+        self._num_rows[key], self._num_blocks[key], self._num_promised = num_rows, needed, num_promised
         return True
 
 
@@ -77,8 +86,10 @@ def _admit(kv: DraftKv, room: DraftRoom, rounds: Sequence[DraftRound]) -> list[D
     for draft in able:
         if draft.key not in kv:  # new, evicted earlier, or by an older session of this batch
             draft.pending = kv.roll_back(draft.key, draft.item.committed_token_ids)
+            room.recount()
         if room.admit(draft.key, len(draft.pending)):
             admitted.append(draft)
         else:
             kv.release(draft.key)
+            room.recount()
     return admitted
