@@ -5,7 +5,7 @@ what they have in common with the committed tokens, whatever happened before.
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from draft_service.limits import IDLE_S
@@ -74,13 +74,16 @@ class DraftKv:
         """A forward has appended rows for these tokens."""
         self._sequences[key].token_ids.extend(token_ids)
 
-    def evict_idle(self, batch: Collection[SessionKey]) -> bool:
-        """Free the rows of the idle session outside the batch that drafted longest ago; False when there is none."""
+    def evict_idle(self) -> bool:
+        """Free the rows of the idle session that drafted longest ago; False when there is none.
+
+        Who has been rolled back for a batch is not idle.
+        """
         idle_since_s = self._clock() - IDLE_S
         for key, sequence in self._sequences.items():
             if sequence.used_s > idle_since_s:
                 return False  # those behind it were used later still
-            if key not in batch and sequence.token_ids:
+            if sequence.token_ids:
                 self.release(key)
                 return True
         return False

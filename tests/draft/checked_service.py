@@ -284,7 +284,6 @@ class CheckedService:
         assert draining.done()
         assert self.bench.engine.kv_usage().used_blocks == 0
         assert self.bench.engine.sequence_ids == []
-        self.bench.close()
 
 
 def code_of(results: list[Result]) -> ErrorCode:

@@ -99,4 +99,7 @@ class DraftHistories(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "checked"):
-            self.checked.drain()
+            try:
+                self.checked.drain()
+            finally:
+                self.checked.bench.close()

@@ -174,6 +174,15 @@ def test_rows_that_another_session_has_made_are_found_by_their_tokens() -> None:
         assert bench.num_fed - before == num_fed
 
 
+def test_a_block_that_is_found_by_another_session_while_its_own_goes_back_into_it_is_counted_twice() -> None:
+    for num_blocks, counts in ((3, [2, 0]), (4, [2, 2])):
+        bench = Bench(num_blocks=num_blocks, prefix_cache=True)
+        tokens = list(range(9))
+        assert bench.draft((1, tokens)) == [2]  # two full blocks, and two rows of a third
+        # Session 1 goes back into its second block; session 2 finds both, so each of them needs one of its own.
+        assert bench.draft((1, [*tokens[:6], 20]), (2, tokens)) == counts
+
+
 def test_rows_given_up_for_others_and_made_again_are_found_as_far_as_nobody_took_the_blocks() -> None:
     bench = Bench(num_blocks=8, prefix_cache=True)
     prompt = list(range(14))  # 4 blocks with the drafts, of which 3 are full
