@@ -172,6 +172,44 @@ def test_a_preempted_session_that_ends_leaves_nothing_behind(change: str) -> Non
     assert bench.engine.sequence_ids == []
 
 
+def full() -> tuple[Bench, dict[int, list[int]]]:
+    """Three sessions that fill the pool with their rows -> their tokens."""
+    bench = Bench(toy(num_blocks=14, block_size=1), Limits(max_draft_tokens=0))
+    tokens = {number: [number, 2, 3] for number in (1, 2, 3)}
+    for number in tokens:
+        assert bench.open(spec(tokens[number], 11), number) == Opened()
+    for number in tokens:
+        bench.round(tokens[number], 1, session=number)
+    while bench.used_blocks() < 14:
+        bench.round(tokens[1], len(tokens[1]), session=1)
+    return bench, tokens
+
+
+def test_rounds_that_arrive_during_a_step_for_which_there_was_no_memory_are_all_part_of_the_next() -> None:
+    bench, tokens = full()
+    bench.submit(stamp(tokens[3], 2, 3))
+    plan = bench.table.plan_step(0.0)
+    assert plan is not None
+    bench.submit(stamp(tokens[1], 99, 1))
+    bench.submit(stamp(tokens[2], 2, 2))
+    bench.compute(plan)
+    assert bench.step() == 3
+    assert bench.table.load().preemptions == 1
+
+
+def test_a_round_for_which_there_is_no_memory_is_not_tried_again_before_something_changes() -> None:
+    bench, tokens = full()
+    bench.submit(stamp(tokens[3], 2, 3))
+    num_calls = len(bench.engine.calls)
+    assert [bench.step() for _ in range(4)] == [1, 1, 0, 0]  # with all others, then alone
+    assert len(bench.engine.calls) == num_calls
+    bench.close(stamp(tokens[2], 0, 2))
+    closed, answer = bench.settle()
+    assert closed.outcome == Closed()
+    assert isinstance(answer.outcome, Verdict)
+    assert bench.table.load().preemptions == 0
+
+
 class Faulty(ToyEngine):
     """Raises once in the forward before which somebody has been preempted."""
 

@@ -214,13 +214,6 @@ def test_a_session_can_go_while_it_waits_for_room(is_whole_stream: bool) -> None
     assert (bench.table.load().running, bench.table.load().waiting) == (1, 0)
 
 
-def test_a_session_that_never_fits_is_refused_at_once_and_the_next_one_is_served() -> None:
-    bench = Bench(toy(num_blocks=16, block_size=4, max_context=256))
-    assert code(bench.open(spec(tuple(range(30)) * 3, max_tokens=10), 1)) is ErrorCode.NO_CAPACITY
-    assert bench.open(spec((1,) * 8), 2) == Opened()
-    assert isinstance(bench.round([1] * 8, 1, session=2), Verdict)
-
-
 def test_a_long_prompt_is_chunked_and_never_holds_up_the_rounds_of_others() -> None:
     bench = Bench(limits=Limits(max_step_tokens=32))
     bench.open(spec(), 1)

@@ -1,4 +1,4 @@
-"""The verifier: cuts at endings, exact rows after every round, one forward a step, errors that stay alone."""
+"""The verifier: cuts at endings, one forward a step, errors that stay alone."""
 
 from collections.abc import Sequence
 
@@ -53,30 +53,6 @@ def test_tokens_end_at_the_first_ending_id_or_the_last_of_max_tokens(
     session = spec(**{"max_tokens": 20, "eos_token_ids": EOS, **changes})  # type: ignore[arg-type]
     verdict = cut(VerifyRows(session, session.token_ids, Proposal(drafts)), decision)
     assert verdict == Verdict(len(drafts), num_accepted, tokens, reason)
-
-
-@pytest.mark.parametrize("num_right", range(5))
-@pytest.mark.parametrize("prompt_len", range(11, 19))
-def test_after_every_round_the_engine_has_exactly_the_rows_of_the_committed_tokens_but_the_last(
-    num_right: int, prompt_len: int
-) -> None:
-    session = spec(tuple(range(prompt_len)), max_tokens=20)
-    plain = plain_decode(session)
-    bench = Bench(toy(block_size=16))
-    bench.open(session)
-    tokens = list(session.token_ids)
-    for number in range(1, 5):
-        done = len(tokens) - prompt_len
-        right = plain[done : done + 4]
-        drafts = [*right[:num_right], *((token + 1) % VOCAB for token in right[num_right:])]
-        verdict = bench.round(tokens, number, drafts)
-        assert verdict.num_accepted == min(num_right, len(drafts))
-        (held,) = map(bench.engine.token_ids, bench.engine.sequence_ids)
-        assert held == tokens[:-1]
-        assert bench.used_blocks() == -(-(len(tokens) - 1) // 16)
-        if verdict.finish_reason:
-            break
-    assert tokens[prompt_len:] == plain[: len(tokens) - prompt_len]
 
 
 def test_sessions_with_different_numbers_of_drafts_share_one_forward_and_decide_as_alone() -> None:
