@@ -55,7 +55,7 @@ def choose_parts(sessions: Sequence[Session], limits: Limits, cached_block_size:
     behind = in_turn((session for session in sessions if not session.is_caught_up), by_arrival)
     prefilling = list(_without_same_prompts(behind, cached_block_size))
     max_prefill = limits.prefill_tokens if decoding else limits.max_step_tokens
-    num_kept = min(max_prefill, limits.max_step_tokens // PREFILL_SHARE) if prefilling else 0
+    num_kept = min(max_prefill, max(1, limits.max_step_tokens // PREFILL_SHARE)) if prefilling else 0
     parts = _rounds(
         [session for session in decoding if session.pending is not None],
         limits.max_step_tokens - num_kept,

@@ -10,7 +10,8 @@ _LEAST = {
     "max_sessions": 1,
     "max_waiting_sessions": 0,
     "max_draft_tokens": 0,
-    "max_batch": 2,  # a round and a prompt, so that neither can keep the other out
+    "max_step_tokens": 2,  # a round and a prompt, so that neither can keep the other out
+    "max_batch": 2,  # as above
     "max_prefill_tokens": 1,
     "session_lease_s": 0,
 }
@@ -51,7 +52,7 @@ class Limits:
     @property
     def batch_size(self) -> int:
         """Most sessions of a step."""
-        return max(2, self.max_step_tokens) if self.max_batch is None else self.max_batch
+        return self.max_step_tokens if self.max_batch is None else self.max_batch
 
     def check_pool(self, capabilities: EngineCapabilities, kv_usage: KvUsage) -> str | None:
         """What is worth a warning about the pool's size, if anything.

@@ -67,6 +67,7 @@ class LiveSessions:
 
     def add(self, session: Session) -> None:
         """Take a new session in and admit it or let it wait; raises, and leaves it out, as `Admission.offer`."""
+        self.admit_waiting()  # a rollback since may have made room for somebody before it
         is_admitted = self.admission.offer(session)
         self._sessions[session.key] = session
         if is_admitted:

@@ -306,3 +306,21 @@ def test_drafts_are_clamped_at_the_end_of_the_context(prompt_len: int) -> None:
         reason = verdict.finish_reason
     assert (len(tokens), reason.name) == (64, "LENGTH")
     assert tokens[prompt_len:] == plain_decode(session)
+
+
+def test_a_rollback_that_makes_room_for_who_waits_is_taken_into_account_before_a_newer_open() -> None:
+    bench = Bench(toy(num_blocks=8, block_size=4), Limits(max_draft_tokens=4, max_step_tokens=64))
+    tokens = tuple(range(1, 21))
+    first, newest = spec(range(1, 13), 8), spec((5, 6, 7, 8, 9), 3)
+    assert bench.open(first, 1) == Opened()
+    assert bench.open(spec(tokens, 28, prompt_len=1), 2) is None, "no room for 20 tokens and a round"
+    assert bench.submit(stamp(tokens[:1], 1, 2)) is None, "back to one token"
+    assert bench.open(newest, 3) in (None, Opened())
+    for number, session in ((1, first.token_ids), (2, tokens[:1]), (3, newest.token_ids)):
+        bench.close(stamp(session, 9, number))
+    bench.settle()
+    opened = [int(answer.stamp.session_id) for _, answer in bench.answers if answer.outcome == Opened()]
+    assert sorted(opened) == sorted(set(opened))
+    assert 2 in opened
+    load = bench.table.load()
+    assert (len(bench.table), load.running, load.waiting, load.used_blocks) == (0, 0, 0, 0)

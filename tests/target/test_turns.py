@@ -1,5 +1,7 @@
 """Whose turn it is: priorities, streams and prompts share steps, counted in steps."""
 
+import pytest
+
 from tandem.types import SessionSpec, Verdict
 from target_service.answers import StreamId
 from target_service.batching import shares
@@ -86,6 +88,21 @@ def test_a_step_takes_no_more_sessions_than_allowed_and_neither_rounds_nor_promp
     decided = [len(played.verdicts[number]) - counts[number] for number in range(1, 7)]
     assert max(decided) - min(decided) <= 1
     assert played.verdicts[100]  # it had 3 chunks
+
+
+@pytest.mark.parametrize("max_step_tokens", [2, 5, 7, 8])
+def test_rounds_that_fill_a_small_step_leave_a_row_to_prompts(max_step_tokens: int) -> None:
+    limits = Limits(max_draft_tokens=max_step_tokens - 1, max_step_tokens=max_step_tokens)
+    bench = Bench(toy(), limits)
+    played = Play(bench, lambda tokens, most: (0,) * most, most_drafts=max_step_tokens - 1)
+    for number in (1, 2):
+        played.begin(spec((number, 2, 3), NEVER_ENDS), number)
+    while not all(played.verdicts.values()):
+        played.step()
+    played.begin(spec(long_prompt(30), 1), 100)
+    for _ in range(35):
+        played.step()
+    assert played.verdicts[100]
 
 
 def test_rounds_that_do_not_all_fit_are_taken_in_turn_by_streams() -> None:
