@@ -59,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=defaults.seed, help="of requests, picks and fates")
     parser.add_argument("--model", default="smollm2-135m", help="the target's: a name, a directory or a .gguf file")
     parser.add_argument("--dtype", default="float32", help="float32 or bfloat16")
-    parser.add_argument("--toy", help="a toy engine instead of the model, e.g. hashed:vocab=512,seed=3,blocks=400")
+    parser.add_argument("--toy", help="a toy engine instead of the model, e.g. hashed:vocab=512,seed=3,blocks=300")
     parser.add_argument("--draft-model", help="draft with this model (or toy engine) instead of prompt lookup")
     parser.add_argument("--kv-memory", type=parse_bytes, default="96M", help="pool of each model service")
     parser.add_argument("--threads", type=int, help="compute threads of each model service; default: all cores")

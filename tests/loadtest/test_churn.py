@@ -19,7 +19,7 @@ from tandem.client import SyncTandemClient
 from tandem.cluster_options import ClusterChoice
 from tandem.processes import LocalCluster
 
-TOY = "hashed:vocab=512,seed=3,blocks=400"
+TOY = "hashed:vocab=512,seed=3,blocks=300"
 DRAFT = f"{TOY},blend=0.2"
 SETTINGS = LoadSettings(num_clients=16, max_calls=40)
 HELD_TOKENS = 3900  # one a step, so the session outlasts any 40 calls of at most 64 tokens
