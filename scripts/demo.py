@@ -49,9 +49,9 @@ def main() -> int:
             say(f"{service:<12} {address}")
         say("\nprompt:\n" + PROMPT)
         with SyncTandemClient(cluster.addresses["orchestrator"]) as client:
-            client.complete(
-                PROMPT, temperature=0.0, max_tokens=8
-            )  # warm the caches, so that neither run pays for it
+            # So that neither run pays for what the first of all computes, the prompt's rows among it.
+            say("\nwarming up: the prompt once, so that both runs find it cached")
+            client.complete(PROMPT, temperature=0.0, max_tokens=8)
             plain = run(client, "off", speculation=False)
             speculative = run(client, "on (prompt lookup, 4 drafts a round)", speculation=True)
     is_equal = plain.token_ids == speculative.token_ids

@@ -41,6 +41,9 @@ def generate(
     sample_index: Annotated[
         int | None, typer.Option(help="Of the first answer: with the seed it gives one of several again.")
     ] = None,
+    priority: Annotated[
+        int | None, typer.Option(help="-100 to 100; under load a higher one is served sooner. Default 0.")
+    ] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds for the whole call.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end token.")] = False,
@@ -93,6 +96,7 @@ def generate(
         min_tokens=min_tokens,
         n=n,
         sample_index=sample_index,
+        priority=priority,
         timeout=timeout,
         stop=stop,
         ignore_eos=ignore_eos,
