@@ -17,8 +17,8 @@ PRESSURES = (
     Pressure(24, block_size=1, prefix_cache=True),
     Pressure(30, block_size=1, prefix_cache=False),
 )
-NUM_HISTORIES = 20  # of a shard under one pressure
-SHARDS = [0, *(pytest.param(shard, marks=pytest.mark.slow) for shard in range(1, 10))]
+NUM_HISTORIES = 8  # of a shard under one pressure
+SHARDS = [0, *(pytest.param(shard, marks=pytest.mark.slow) for shard in range(1, 20))]
 
 
 @pytest.mark.parametrize("shard", SHARDS)
