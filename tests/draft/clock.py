@@ -1,6 +1,7 @@
 """An event loop whose clock can be put forward, so that nobody has to wait for time to pass."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -34,7 +35,20 @@ async def settled(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
         await asyncio.sleep(0)
 
 
-def run_with_clock(main: Coroutine[Any, Any, None]) -> None:
-    """Like `asyncio.run`, on such a loop."""
+def run_with_clock(main: Coroutine[Any, Any, None], limit_s: float = 120.0) -> None:
+    """Like `asyncio.run`, on such a loop; TimeoutError after so many seconds of real time."""
+
+    async def limited() -> None:
+        task = asyncio.ensure_future(main)
+        watchdog = threading.Timer(limit_s, asyncio.get_running_loop().call_soon_threadsafe, (task.cancel,))
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            await task
+        except asyncio.CancelledError as error:
+            raise TimeoutError from error
+        finally:
+            watchdog.cancel()
+
     with asyncio.Runner(loop_factory=ClockLoop) as runner:
-        runner.run(main)
+        runner.run(limited())
