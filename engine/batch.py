@@ -1,6 +1,6 @@
 """The ragged batch of one step, built whole before the forward starts.
 
-Letters: N sequences in the step, T new tokens of the step, P = max(T, 4) rows that go through the linears,
+Letters: N sequences in the step, T new tokens of the step, P = num_linear_rows(T) rows that go through the linears,
 R rows whose logits are wanted, B most blocks of any sequence of the step.
 """
 
@@ -13,6 +13,15 @@ import torch
 
 # oneDNN's packed linear adds up a lone row in another order than two or more, and two are slower than four.
 MIN_ROWS = 4
+# For every number of rows it has met oneDNN keeps generated code, some 2 MiB for the demo model, half of it for ever.
+# So above this many rows only each 8th number is used, above twice as many each 16th, and so on.
+MAX_EXACT_ROWS = 64
+
+
+def num_linear_rows(num_rows: int) -> int:
+    """Rows that go through the linears where `num_rows` are wanted: at least MIN_ROWS, and less than 1/8 more."""
+    step = 1 << max(0, (num_rows - 1).bit_length() - 4) if num_rows > MAX_EXACT_ROWS else 1
+    return max(MIN_ROWS, -(-num_rows // step) * step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +77,7 @@ def build_forward_batch(items: Sequence[BatchItem], block_size: int) -> ForwardB
     slots = block_tables[sequence_rows, positions // block_size] * block_size + positions % block_size
     wanted = [np.arange(end - item.num_logits_rows, end) for item, end in zip(items, cu_seqlens_q[1:], strict=True)]
     return ForwardBatch(
-        token_ids=torch.from_numpy(np.pad(token_ids, (0, max(0, MIN_ROWS - num_tokens)), mode="edge")),
+        token_ids=torch.from_numpy(np.pad(token_ids, (0, num_linear_rows(num_tokens) - num_tokens), mode="edge")),
         positions=torch.from_numpy(positions),
         sequence_rows=torch.from_numpy(sequence_rows),
         slot_mapping=torch.from_numpy(slots.astype(np.int32)),

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from engine.batch import MIN_ROWS, BatchItem, build_forward_batch
+from engine.batch import MIN_ROWS, BatchItem, build_forward_batch, num_linear_rows
 from engine.kernels.base import LayerKernels
 from engine.kv.cache import KvCache
 from engine.models.linear import Linear
@@ -62,7 +62,7 @@ def check_linears(model: LlamaModel, max_step_tokens: int) -> list[str]:
     """Each distinct linear at every row count, from both ends, at one thread and at all, against 64 rows."""
     first = model.layers[0]
     shapes = {
-        (linear.in_features, linear.out_features): (linear, max(max_step_tokens, REFERENCE_ROWS))
+        (linear.in_features, linear.out_features): (linear, max(num_linear_rows(max_step_tokens), REFERENCE_ROWS))
         for linear in (first.qkv, first.attention_out, first.gate_up, first.down)
     }
     shapes[model.head.in_features, model.head.out_features] = (model.head, MAX_HEAD_ROWS)
