@@ -10,12 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.backends.options import parse_bytes
-from engine.backends.settings import EngineSettings
 from engine.models.loading import load_model
 from loadtest.churn.judge import Outcome, verdict
 from loadtest.churn.load import PRESSURE, LoadSettings, run_load
 from loadtest.churn.report import MemorySeen, report, summary
-from loadtest.churn.requests import make_requests, spec_bench_prompts
+from loadtest.churn.requests import MAX_DRAFT_TOKENS, make_requests, spec_bench_prompts
 from loadtest.memory import most_resident_bytes, plan_memory, resident_bytes
 from loadtest.recorded import record
 from tandem.client import SyncTandemClient
@@ -23,6 +22,7 @@ from tandem.cluster_options import ClusterChoice
 from tandem.defaults import NUM_DRAFT_TOKENS
 from tandem.models import resolve_model
 from tandem.processes import ClusterPlan, LocalCluster
+from tandem.serving.options import positive_int
 
 _MIB = 1 << 20
 
@@ -61,7 +61,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="float32", help="float32 or bfloat16")
     parser.add_argument("--toy", help="a toy engine instead of the model, e.g. hashed:vocab=512,seed=3,blocks=300")
     parser.add_argument("--draft-model", help="draft with this model (or toy engine) instead of prompt lookup")
-    parser.add_argument("--kv-memory", type=parse_bytes, default="96M", help="pool of each model service")
+    parser.add_argument("--kv-memory", type=parse_bytes, default="48M", help="pool of each model service")
+    parser.add_argument(
+        "--block-size",
+        type=positive_int,
+        default=4,
+        help="tokens a block; small ones are given out late, so they run out",
+    )
     parser.add_argument("--threads", type=int, help="compute threads of each model service; default: all cores")
     parser.add_argument("--out", type=Path, help="also write the report to this file")
     return parser
@@ -78,8 +84,10 @@ def cluster_plan(options: argparse.Namespace) -> ClusterPlan:
         threads=options.threads,
         toy=options.toy,
     ).plan()
-    pool = ["--kv-memory", str(options.kv_memory)]
-    return replace(plan, target=[*plan.target, *pool], draft=[*(plan.draft or ()), *pool])
+    pool = ["--kv-memory", str(options.kv_memory), "--block-size", str(options.block_size)]
+    # The target keeps room for a round of each session, so a shorter one lets more sessions in.
+    target = [*plan.target, *pool, "--max-draft-tokens", str(MAX_DRAFT_TOKENS)]
+    return replace(plan, target=target, draft=[*(plan.draft or ()), *pool])
 
 
 def run(options: argparse.Namespace, cluster: LocalCluster) -> tuple[Outcome, MemorySeen | None]:
@@ -102,17 +110,17 @@ def run(options: argparse.Namespace, cluster: LocalCluster) -> tuple[Outcome, Me
         return outcome, None
     after, peak = resident_bytes(pid), most_resident_bytes(pid)
     model = load_model(resolve_model(options.model))
-    plan = plan_memory(model, options.dtype, load.total_blocks, EngineSettings().block_size)
+    plan = plan_memory(model, options.dtype, load.total_blocks, options.block_size)
     return outcome, MemorySeen(plan, before, after, peak)
 
 
 def describe(options: argparse.Namespace) -> str:
     """What ran, for the report."""
     drafts = f"by draft model {options.draft_model}" if options.draft_model else "by prompt lookup"
+    pool = f"a pool of {options.kv_memory / _MIB:.0f} MiB in blocks of {options.block_size} tokens"
     return (
-        f"Model: {options.model}, {options.dtype}; drafts {drafts}; a pool of {options.kv_memory / _MIB:.0f} MiB; "
-        f"{options.clients} clients for {options.seconds:.0f} s, {options.requests} distinct requests, "
-        f"seed {options.seed}."
+        f"Model: {options.model}, {options.dtype}; drafts {drafts}; {pool}; {options.clients} clients for "
+        f"{options.seconds:.0f} s, {options.requests} distinct requests, seed {options.seed}."
     )
 
 

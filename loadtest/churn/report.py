@@ -11,9 +11,9 @@ METHOD = """\
 Made by `make churn` (`loadtest/churn/`). A pool of distinct requests is run first: one at a time, speculation off. Then
 every client makes one call after the other, each a request of the pool with a fate, both drawn at random: to finish; to
 be cancelled after 1 to 12 chunks; to be left after 0.02 to 20 s, whatever has come; or to have a deadline of 0.02 to
-20 s (times uniform in their logarithm). Prompts have a few words to 2,400 characters, answers up to 64 tokens; half of
-the requests are greedy, half sampled under `coupled`, each with a seed of its own; some have penalties, stop strings,
-min_tokens, another number of drafts.
+20 s (times uniform in their logarithm). Prompts have a few words to 2,400 characters, answers at most 1 to 64 tokens,
+every third 64 to 256. Half of the requests are greedy, half sampled under `coupled`, each with a seed of its own; some
+have penalties, stop strings, min_tokens, a priority, another number of drafts.
 
 A call that finished must have given the solo run's text and token ids. One that was cancelled or met its deadline must
 have given a beginning of both. Any other end is a failure, and so is a call that hangs. When all calls have ended, no

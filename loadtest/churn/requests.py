@@ -8,6 +8,8 @@ from pathlib import Path
 from tandem.client import GenerateOptions
 
 MAX_TOKENS = 64
+MAX_LONG_TOKENS = 256  # of every third answer: longer than what a session is admitted with, so that memory runs out
+MAX_DRAFT_TOKENS = 8
 MAX_PROMPT_CHARS = 2400  # some 600 tokens of the demo model
 _SPEC_BENCH = Path(__file__).parents[2] / "tests" / "fixtures" / "greedy_smollm2_135m.json"
 _CODE = "def subtract_{0}(a, b):\n    return a - b - {0}\n\n\n"  # its repetitions are easy to draft for
@@ -39,7 +41,7 @@ def make_requests(prompts: Sequence[str], num_requests: int, seed: int) -> list[
 
 
 def _prompt(rng: random.Random, prompts: Sequence[str]) -> str:
-    match rng.choice(("words", "whole", "several", "repeated")):
+    match rng.choice(("words", "words", "whole", "several", "repeated")):
         case "words":
             text = " ".join(rng.choice(prompts).split()[: rng.randint(1, 5)])
         case "whole":
@@ -55,13 +57,16 @@ def _options(rng: random.Random, is_greedy: bool) -> GenerateOptions:
     options = GenerateOptions(**rng.choice(_GREEDY if is_greedy else _SAMPLED))
     if not is_greedy:
         options["seed"] = rng.getrandbits(64)
-    options["max_tokens"] = max_tokens = rng.randint(1, MAX_TOKENS)
+    limits = (MAX_TOKENS, MAX_LONG_TOKENS) if rng.random() < 1 / 3 else (1, MAX_TOKENS)
+    options["max_tokens"] = max_tokens = rng.randint(*limits)
     if rng.random() < 0.2:
         options["min_tokens"] = rng.randint(1, max_tokens)
     if rng.random() < 0.3:
         options["stop"] = rng.choice(_STOPS)
     if rng.random() < 0.5:
-        options["num_draft_tokens"] = rng.randint(1, 8)
+        options["num_draft_tokens"] = rng.randint(1, MAX_DRAFT_TOKENS)
     if rng.random() < 0.3:
         options["ignore_eos"] = True
+    if rng.random() < 0.3:
+        options["priority"] = rng.choice((-10, 10))
     return options

@@ -22,7 +22,7 @@ from tandem.processes import LocalCluster
 TOY = "hashed:vocab=512,seed=3,blocks=300"
 DRAFT = f"{TOY},blend=0.2"
 SETTINGS = LoadSettings(num_clients=16, max_calls=40)
-HELD_TOKENS = 3900  # one a step, so the session outlasts any 40 calls of at most 64 tokens
+HELD_TOKENS = 3900  # one a step, so the session outlasts any 15 calls of at most 256 tokens
 SEED = 4
 
 
@@ -54,7 +54,7 @@ def test_requests_repeat_with_their_seed_and_differ_in_everything() -> None:
     assert requests != make_requests(spec_bench_prompts(), 32, SEED + 1)
     lengths = [len(prompt) for prompt, _ in requests]
     assert min(lengths) < 40
-    assert max(lengths) > 1500
+    assert max(lengths) > 1000
     assert [options["temperature"] == 0.0 for _, options in requests] == [True, False] * 16
     assert len({options.get("seed") for _, options in requests}) == 17
     for name in ("stop", "min_tokens", "num_draft_tokens", "ignore_eos"):
@@ -63,8 +63,8 @@ def test_requests_repeat_with_their_seed_and_differ_in_everything() -> None:
 
 def test_sixty_four_clients_pass_on_toy_services(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "churn.md"
-    arguments = ["--toy", TOY, "--draft-model", DRAFT, "--max-calls", "160", "--requests", "12", "--out", str(page)]
-    code = main(arguments)
+    arguments = ["--toy", TOY, "--draft-model", DRAFT, "--block-size", "16", "--max-calls", "160"]
+    code = main([*arguments, "--requests", "12", "--out", str(page)])
     printed = capsys.readouterr().out
     assert code == 0, printed
     assert "160 calls in " in printed
@@ -96,7 +96,7 @@ def test_a_session_that_stays_open_is_found(address: str, recorded: list[Recorde
     with SyncTandemClient(address) as client:
         held = iter(client.generate("held", max_tokens=HELD_TOKENS, ignore_eos=True, speculation=False))
         next(held)
-        outcome = run_load(address, recorded, replace(SETTINGS, idle_within_s=0.2))
+        outcome = run_load(address, recorded, replace(SETTINGS, max_calls=15, idle_within_s=0.2))
         held.close()
     assert outcome.tally.problems == []
     assert any(line.startswith("still in use: target: 1 sessions") for line in verdict(outcome))
