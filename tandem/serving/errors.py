@@ -81,21 +81,31 @@ async def _guarded(work: Awaitable[Any], context: _Context, method: str) -> Any:
     try:
         return await work
     except InvalidArgumentError as error:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _shortened(str(error)))
+        await _abort(context, method, grpc.StatusCode.INVALID_ARGUMENT, str(error))
     except ServiceError as error:
-        await context.abort(error.code, _shortened(str(error)))
+        await _abort(context, method, error.code, str(error))
     except asyncio.CancelledError:
         if task.cancelling():  # the client went; grpc must see the cancellation
             raise
         _log.exception("internal cancellation in %s", method)
-        await context.abort(grpc.StatusCode.INTERNAL, "internal error")
+        await _abort(context, method, grpc.StatusCode.INTERNAL, "internal error")
     except grpc.aio.AbortError:
         raise
     except grpc.aio.BaseError:  # a write to a client that is gone
         _log.info("client of %s went away", method)
     except Exception:  # noqa: BLE001 - the last line of defence: a bug must not leak its text nor stop the server
         _log.exception("unhandled error in %s", method)
-        await context.abort(grpc.StatusCode.INTERNAL, "internal error")
+        await _abort(context, method, grpc.StatusCode.INTERNAL, "internal error")
+
+
+async def _abort(context: _Context, method: str, code: grpc.StatusCode, details: str) -> None:
+    """End the call with a status. A client that has gone, as at its deadline, is no error of the server."""
+    try:
+        await context.abort(code, _shortened(details))
+    except grpc.aio.AbortError:
+        raise
+    except grpc.aio.BaseError:
+        _log.info("client of %s went away before %s could be told", method, code.name)
 
 
 def _shortened(details: str) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,30 @@ def test_errors_become_statuses_and_bugs_do_not_leak_their_text(
     failure = asyncio.run(scenario())
     assert failure.code() is code
     assert failure.details() == details
+
+
+def test_a_client_that_has_gone_before_its_status_is_noted_and_is_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Late(Servicer):
+        async def Verify(self, request_iterator: Any, context: Any) -> AsyncIterator[target_pb2.VerifyResponse]:
+            yield target_pb2.VerifyResponse()
+            time.sleep(context.time_remaining() + 0.05)  # noqa: ASYNC251 - the loop must not hear of the end
+            raise ServiceError(grpc.StatusCode.DEADLINE_EXCEEDED, "too late")
+
+    async def scenario() -> grpc.aio.AioRpcError:
+        task, address = await started(Late(), tmp_path)
+        async with open_channel(address) as channel:
+            call = target_pb2_grpc.TargetServiceStub(channel).Verify(iter(()), timeout=0.2)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async for _ in call:
+                    pass
+        await stop(task)
+        return caught.value
+
+    with caplog.at_level("INFO"):
+        assert asyncio.run(scenario()).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "went away before DEADLINE_EXCEEDED could be told" in caplog.text
 
 
 def test_health_is_serving_and_a_cancelled_stream_is_closed_in_time(tmp_path: Path) -> None:
