@@ -1,8 +1,9 @@
 """Real services around toy engines, in one process: what the end-to-end tests run against."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import grpc
@@ -177,6 +178,34 @@ class Stack:
 
         scheduler._verifier.step = step  # type: ignore[method-assign]
         return steps
+
+    @contextmanager
+    def target_held(self) -> Iterator[None]:
+        """No step of the target is computed meanwhile, so that no answer can end before what is done here is done."""
+        scheduler = self.target.scheduler
+        assert scheduler is not None
+        released, compute = threading.Event(), scheduler._verifier.step
+
+        def step(plan: StepPlan) -> StepResult:
+            released.wait()
+            return compute(plan)
+
+        scheduler._verifier.step = step  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            scheduler._verifier.step = compute  # type: ignore[method-assign]
+            released.set()
+
+    async def restart_draft(self) -> None:
+        """The draft service ends and comes back; returns when the orchestrator is connected to the new one."""
+        draft, link = self.draft, self.draft_link
+        assert draft is not None
+        assert link is not None
+        generation = link.generation
+        await draft.stop()
+        await draft.start()
+        await until(lambda: link.generation > generation)
 
     async def until_idle(self) -> None:
         """Until neither service holds a session or a block."""

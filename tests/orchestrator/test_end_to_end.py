@@ -191,7 +191,8 @@ def test_a_draft_service_that_dies_and_comes_back_changes_no_token() -> None:
                 if len(drafted) == 3:
                     await stack.draft.stop()
                 if len(drafted) == 10:
-                    await stack.draft.start()
+                    with stack.target_held():
+                        await stack.restart_draft()
             result = generation.result
             assert result.token_ids == expected.token_ids
             assert drafted[0] > 0
