@@ -189,7 +189,9 @@ class DraftStream:
         if stamp.round > session.round:
             session.begin(stamp, step, self._service.offer.vocab_size)
             self._submit(session, stamp, num_draft_tokens, arrived_s, deadline_s)
-        elif session.answer is not None:
+            return
+        session.check_repeat(stamp)
+        if session.answer is not None:
             self.outbox.put(Result(stamp, session.answer))
 
     def close_session(self, stamp: Stamp) -> None:

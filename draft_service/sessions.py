@@ -34,6 +34,10 @@ class Session:
         """Whether a round is not answered yet."""
         return self.round > 0 and self.answer is None
 
+    def check_repeat(self, stamp: Stamp) -> None:
+        """Raise ItemError PREFIX_MISMATCH for a repeat of the round that was made for other tokens."""
+        check_prefix(stamp, len(self.tokens), self.tokens.prefix_hash())
+
     def idle_since_s(self, now_s: float) -> float:
         """Since when nobody has asked it anything: now, while a round is not answered yet."""
         return now_s if self.is_busy else self.used_s

@@ -60,6 +60,7 @@ class Session:
     verifying: PendingRound | None = None  # the round that step decides; None when it only prefills
     last_round: int = 0  # answered with `last_verdict`
     last_verdict: Verdict | None = None
+    last_base: tuple[int, int] = (0, 0)  # committed length and prefix hash that it was decided for
     is_freed: bool = False  # no longer in the table; only a step in flight still knows it
 
     def __post_init__(self) -> None:
@@ -89,13 +90,17 @@ class Session:
         """The verdict to repeat, None for a new round.
 
         Raises `StaleItemError` for an older epoch or round and for a repeat whose first copy is not answered yet,
-        `ItemError` UNKNOWN_SESSION for an epoch that was never opened here.
+        `ItemError` UNKNOWN_SESSION for an epoch that was never opened here, PREFIX_MISMATCH for a repeat that was made
+        for other tokens than the verdict.
         """
         check_step(stamp, self.epoch)
         newest_unanswered = max((entry.stamp.round for entry in (self.pending, self.verifying) if entry), default=0)
         if stamp.round <= newest_unanswered or stamp.round < self.last_round:
             raise StaleItemError
-        return self.last_verdict if stamp.round == self.last_round else None
+        if stamp.round != self.last_round or self.last_verdict is None:
+            return None
+        check_prefix(stamp, *self.last_base)
+        return self.last_verdict
 
     @property
     def is_busy(self) -> bool:
@@ -159,8 +164,10 @@ class Session:
     def commit(self, verdict: Verdict) -> None:
         """The step decided the round."""
         assert self.verifying is not None
+        stamp = self.verifying.stamp
         self.tokens.extend(verdict.token_ids)
-        self.last_round, self.last_verdict = self.verifying.stamp.round, verdict
+        self.last_round, self.last_verdict = stamp.round, verdict
+        self.last_base = stamp.committed_len, stamp.prefix_hash
         self.verifying = None
         assert self.num_rows == len(self.tokens) - 1
 

@@ -132,12 +132,12 @@ class CheckedService:
         subject = self.known.get(place) or Expected(1, "greedy", SPECS["greedy"]((1,)), [1], 0.0)
         base = subject.tokens[: max(subject.spec.prompt_len, len(subject.tokens) - back)]
         tokens = [*base, *(subject.drafts[:num_accepted] if not back else []), other][: subject.spec.max_len]
-        if odd == "retry":
+        if odd in ("retry", "corrupt repeat"):
             tokens = list(subject.tokens)
-        number = subject.round + {"retry": 0, "late round": -1}.get(odd, 1)
+        number = subject.round + {"retry": 0, "corrupt repeat": 0, "late round": -1}.get(odd, 1)
         epoch = subject.epoch + {"late epoch": -1, "next epoch": 1}.get(odd, 0)
         made_for = self.stamp(place, tokens, number, epoch)
-        if odd == "corrupt":
+        if odd in ("corrupt", "corrupt repeat"):
             made_for = replace(made_for, prefix_hash=made_for.prefix_hash ^ 1)
         tail_start = min(tail, len(base))
         if odd == "past":
@@ -161,7 +161,12 @@ class CheckedService:
             assert results == []
         elif made_for.round == known.round:
             known.used_s = self.now_s
-            assert [result.outcome for result in results] == ([known.answer] if known.answer is not None else [])
+            if odd == "corrupt repeat":
+                assert code_of(results) is ErrorCode.PREFIX_MISMATCH
+            else:
+                assert [result.outcome for result in results] == (
+                    [known.answer] if known.answer is not None else []
+                )
         elif odd in ("corrupt", "past"):
             known.used_s = self.now_s
             is_short = len(tokens) > known.spec.max_len

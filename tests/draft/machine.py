@@ -66,7 +66,9 @@ class DraftHistories(RuleBasedStateMachine):
         num_accepted=st.integers(0, MAX_DRAFTS),
         k=st.integers(0, 7),
         tail=st.integers(0, 40),
-        odd=st.sampled_from(["", "retry", "late round", "late epoch", "next epoch", "corrupt", "past"]),
+        odd=st.sampled_from(
+            ["", "retry", "corrupt repeat", "late round", "late epoch", "next epoch", "corrupt", "past"]
+        ),
     )
     def odd_round(self, place: tuple[int, int], num_accepted: int, k: int, tail: int, odd: str) -> None:
         self.checked.propose(place, num_accepted, 0, k, tail, 0, odd)

@@ -120,6 +120,7 @@ class Histories(RuleBasedStateMachine):
         self.verify(session, num_right=num_right, num_wrong=num_wrong)
         if is_decided:
             self.steps(2)
+            self.ask_again(session)
 
     @rule(num_rounds=st.integers(1, 6), num_right=st.integers(0, 4))
     def everybody_goes_on(self, num_rounds: int, num_right: int) -> None:
@@ -145,6 +146,7 @@ class Histories(RuleBasedStateMachine):
     @rule(session=session_ids)
     def ask_again(self, session: int) -> None:
         self.end_step()
+        self.verify(session, round_change=0, is_same_base=True)
         self.verify(session, round_change=0)
 
     @rule(session=session_ids, epoch_change=st.sampled_from([-1, 0, 1]), is_corrupt=st.booleans())
@@ -160,12 +162,15 @@ class Histories(RuleBasedStateMachine):
         num_right: int = 0,
         num_wrong: int = 0,
         is_corrupt: bool = False,
+        is_same_base: bool = False,
     ) -> None:
         """One verify item, changed in some way from the one that should come next."""
         known = self.expected.get(session)
         subject = known or Expected(session, 1, list(PROMPTS[session]))
         number = max(1, max(subject.last_round, subject.newest) + round_change)
         base = PLAIN[session][: max(1, len(subject.tokens) - back)]
+        if is_same_base and subject.last_base:
+            base = list(subject.last_base)
         if is_corrupt:
             base[-1] = (base[-1] + 1) % 30
         drafts = [*PLAIN[session][len(base) :][:num_right], *[29] * num_wrong]
@@ -181,6 +186,9 @@ class Histories(RuleBasedStateMachine):
         elif epoch < known.epoch or number <= known.newest or number < known.last_round:
             self.num_stale += 1
             assert outcome is None
+        elif number == known.last_round and base != known.last_base:
+            seen["repeated for another base"] += 1
+            assert code(outcome) is ErrorCode.PREFIX_MISMATCH
         elif number == known.last_round:
             seen["repeated"] += 1
             assert outcome == known.verdict

@@ -56,6 +56,7 @@ class Expected:
     tokens: list[int]
     is_open: bool = False
     last_round: int = 0
+    last_base: list[int] = field(default_factory=list)  # that it was decided for
     verdict: object = None
     pending: Asked | None = None
     verifying: Asked | None = None
@@ -91,7 +92,8 @@ class Expected:
         assert self.verifying is not None
         self.check_verdict(verdict)
         self.tokens = [*self.verifying.base, *verdict.token_ids]
-        self.last_round, self.verdict, self.verifying = self.verifying.round, verdict, None
+        self.last_round, self.last_base, self.verdict = self.verifying.round, self.verifying.base, verdict
+        self.verifying = None
 
     def deferred(self) -> bool:
         """The round waits on, unless a newer one has come -> whether that is so."""

@@ -38,10 +38,31 @@ def test_a_repeat_of_the_last_round_gives_the_verdict_on_record_and_older_rounds
     subject = session()
     decide(subject, PROMPT, 1, (4, 5))
     verdict = decide(subject, (*PROMPT, 4, 5), 2, (6,))
-    assert subject.recorded_verdict(stamp((9, 9), 2, epoch=2)) is verdict
+    assert subject.recorded_verdict(stamp((*PROMPT, 4, 5), 2, epoch=2)) is verdict
     with pytest.raises(StaleItemError):
         subject.recorded_verdict(stamp(PROMPT, 1, epoch=2))
     assert list(subject.tokens.token_ids) == [*PROMPT, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "tokens", [(1, 2, 9), (1, 2), (1, 2, 3, 4)], ids=["other tokens", "fewer", "its own verdict"]
+)
+def test_a_repeat_that_was_made_for_other_tokens_than_the_verdict_is_a_mismatch(tokens: tuple[int, ...]) -> None:
+    subject = session()
+    decide(subject, PROMPT, 1, (4,))
+    with pytest.raises(ItemError) as caught:
+        subject.recorded_verdict(stamp(tokens, 1, epoch=2))
+    assert caught.value.code is ErrorCode.PREFIX_MISMATCH
+    assert list(subject.tokens.token_ids) == [*PROMPT, 4]
+
+
+def test_a_repeat_gives_the_verdict_on_record_after_a_newer_round_went_back_and_was_dropped() -> None:
+    subject = session()
+    decide(subject, PROMPT, 1, (4, 5))
+    verdict = decide(subject, (*PROMPT, 4, 5), 2, (6,))
+    subject.submit(entry((*PROMPT, 4), 3))
+    subject.pending = None
+    assert subject.recorded_verdict(stamp((*PROMPT, 4, 5), 2, epoch=2)) is verdict
 
 
 @pytest.mark.parametrize("is_begun", [False, True])

@@ -25,4 +25,4 @@ def test_histories(shard: int) -> None:
         ),
     )
     kinds = {"preempted", "shrunk", "deferred", "waited", "refused", "evicted", "reopened", "repeated"}
-    assert kinds == {kind for kind, count in seen.items() if count > 0}
+    assert kinds | {"repeated for another base"} == {kind for kind, count in seen.items() if count > 0}
