@@ -65,18 +65,18 @@ class LiveSessions:
         """Whether a close of the stream waits for its answer."""
         return any(session.key[0] == stream_id for session in self._closing)
 
-    def add(self, session: Session) -> None:
+    def add(self, session: Session, now_s: float) -> None:
         """Take a new session in and admit it or let it wait; raises, and leaves it out, as `Admission.offer`."""
-        self.admit_waiting()  # a rollback since may have made room for somebody before it
+        self.admit_waiting(now_s)  # there may be room by now for somebody before it
         is_admitted = self.admission.offer(session)
         self._sessions[session.key] = session
         if is_admitted:
-            self._begin(session)
+            self._begin(session, now_s)
 
-    def admit_waiting(self) -> None:
+    def admit_waiting(self, now_s: float) -> None:
         """Give room that has become free to the sessions that wait for it."""
         for session in self.admission.admit():
-            self._begin(session)
+            self._begin(session, now_s)
 
     def close(self, session: Session, stamp: Stamp) -> None:
         """Free the session; the close is answered once its memory is back."""
@@ -121,9 +121,10 @@ class LiveSessions:
         """Send an item its answer."""
         self._deliver(stream_id, Answer(stamp, outcome))
 
-    def _begin(self, session: Session) -> None:
+    def _begin(self, session: Session, now_s: float) -> None:
         """The session is admitted; its open is answered unless it was before a preemption."""
         self.is_changed = True
+        session.touched_s = now_s
         if session.pending_open is not None:
             self.answer(session.key[0], session.pending_open.stamp, Opened())
             session.pending_open = None

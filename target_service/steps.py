@@ -25,6 +25,7 @@ class Steps:
         self._limits = limits
         block_size = live.admission.kv_usage.block_size
         self._cached_block_size = block_size if capabilities.has_prefix_cache else None
+        self.is_short = False  # the last step had no memory for all of its sessions
         self._has_tried_senior = False  # alone, since something changed
         self._plan = StepPlan((), ())
         self._parts: list[Part] = []  # of the step in flight, in the order of its items
@@ -35,6 +36,7 @@ class Steps:
         """The next step, or None when there is nothing to do, or no room to do any of it until something changes."""
         assert not self._parts
         live = self._live
+        live.admit_waiting(now_s)
         running = sorted(live.admission.running, key=seniority)
         parts = self._choose_parts(running)
         if not parts and not live.has_releases:
@@ -77,8 +79,11 @@ class Steps:
         """Take over a computed step and answer its rounds."""
         parts, self._parts = self._parts, []
         self._take_back(result.preempted)
+        self.is_short = False
         for part, item, outcome in zip(parts, self._plan.items, result.outcomes, strict=True):
-            self._live.is_changed |= _has_done(item, outcome)
+            has_done = _has_done(item, outcome)
+            self._live.is_changed |= has_done
+            self.is_short |= not has_done
             self._commit_part(part, outcome, result.compute_us)
         self._finish(result.kv_usage)
 
@@ -145,7 +150,6 @@ class Steps:
     def _finish(self, kv_usage: KvUsage) -> None:
         self._live.admission.kv_usage = kv_usage
         self._live.finish_releases()
-        self._live.admit_waiting()
 
 
 def _has_done(item: StepItem, outcome: StepOutcome) -> bool:

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 
 from engine.backends.base import EngineCapabilities, KvUsage, SequenceId
 from engine.sampling.policies import check_proposal
+from tandem.defaults import IDLE_S
 from tandem.serving.items import (
     Closed,
     Opened,
@@ -24,7 +25,7 @@ from target_service.admission import Admission
 from target_service.answers import Answer, StreamId, StreamSessionId
 from target_service.limits import Limits
 from target_service.live_sessions import LiveSessions
-from target_service.sessions import PendingOpen, PendingRound, open_session
+from target_service.sessions import PendingOpen, PendingRound, Session, open_session
 from target_service.step import StepPlan, StepResult
 from target_service.steps import Steps
 
@@ -78,12 +79,11 @@ class SessionTable:
             return
         if known is not None:
             self._live.free(known)
-            self._live.admit_waiting()
         if self.is_draining:
             raise draining()
         session = open_session(key, stamp, spec, next(self._arrivals), self._capabilities)
-        session.touched_s, session.pending_open = now_s, PendingOpen(stamp, deadline_s)
-        self._live.add(session)
+        session.pending_open = PendingOpen(stamp, deadline_s)
+        self._live.add(session, now_s)
 
     def verify(
         self, stream_id: StreamId, stamp: Stamp, proposal: Proposal, now_s: float, deadline_s: float | None = None
@@ -113,13 +113,11 @@ class SessionTable:
             self._live.answer(stream_id, stamp, Closed())
             return
         self._live.close(session, stamp)
-        self._live.admit_waiting()
 
     def end_stream(self, stream_id: StreamId) -> None:
         """Free every session of a stream that has ended."""
         for session in self._live.of_stream(stream_id):
             self._live.free(session)
-        self._live.admit_waiting()
 
     def is_settled(self, stream_id: StreamId) -> bool:
         """Whether every item of the stream has its answer."""
@@ -129,9 +127,12 @@ class SessionTable:
     def expire(self, now_s: float) -> list[StreamSessionId]:
         """Answer DEADLINE_EXCEEDED to opens and rounds that were not begun in time; free who has left without a word.
 
-        Those are returned. Whoever of them comes back is told UNKNOWN_SESSION, and opens again with its full prefix.
+        While others are short of room, who has been idle for longest counts as one who has left, after IDLE_S already.
+        Those freed are returned. Whoever of them comes back is told UNKNOWN_SESSION, and opens again with its full
+        prefix.
         """
         evicted = []
+        longest_idle = self._longest_idle() if self._is_short else None
         for session in self._live.all():
             opened, entry = session.pending_open, session.pending
             if opened is not None and opened.deadline_s is not None and opened.deadline_s <= now_s:
@@ -139,11 +140,10 @@ class SessionTable:
             elif entry is not None and entry.deadline_s is not None and entry.deadline_s <= now_s:
                 session.pending = None
                 self._live.answer(session.key[0], entry.stamp, deadline_exceeded("waiting for its step"))
-            elif session.is_idle and session.touched_s + self._limits.session_lease_s <= now_s:
+            elif session.is_idle and session.touched_s + self._lease_s(session is longest_idle) <= now_s:
                 self._live.counters.evicted_sessions += 1
                 self._live.free(session)
                 evicted.append(session.key)
-        self._live.admit_waiting()
         return evicted
 
     def next_deadline_s(self) -> float | None:
@@ -183,9 +183,24 @@ class SessionTable:
         )
 
     def _deadlines(self) -> Iterator[float]:
+        longest_idle = self._longest_idle() if self._is_short else None
         for session in self._live.all():
             for entry in (session.pending_open, session.pending):
                 if entry is not None and entry.deadline_s is not None:
                     yield entry.deadline_s
             if session.is_idle:
-                yield session.touched_s + self._limits.session_lease_s
+                yield session.touched_s + self._lease_s(session is longest_idle)
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether somebody waits for room, and none is on its way back."""
+        is_held_up = self._steps.is_short and any(session.is_busy for session in self._live.all())
+        return (self._admission.num_waiting > 0 or is_held_up) and not self._live.has_releases
+
+    def _longest_idle(self) -> Session | None:
+        idle = (session for session in self._live.all() if session.is_idle)
+        return min(idle, key=lambda session: session.touched_s, default=None)
+
+    def _lease_s(self, is_in_the_way: bool) -> float:
+        lease_s = self._limits.session_lease_s
+        return min(lease_s, IDLE_S) if is_in_the_way else lease_s

@@ -377,6 +377,17 @@ def test_a_peer_that_sends_no_more_still_gets_the_answers_of_rounds_in_work_and_
     play(scenario, proposer)
 
 
+def test_a_peer_that_sends_no_more_and_has_all_its_answers_is_gone_with_its_sessions() -> None:
+    async def scenario(server: Running, peer: Peer) -> None:
+        await peer.ask(open_item(make_spec(PROMPT)))
+        await peer.ask(propose_item(PROMPT, 1, 3))
+        await peer.call.done_writing()
+        assert (await peer.call.code()).name == "OK"
+        await settled(lambda: server.service.num_sessions == 0)
+
+    play(scenario, StubProposer(Proposal((4, 5))))
+
+
 @pytest.mark.parametrize("kind", ["ngram", "draft_model"])
 def test_get_info_says_what_is_served(kind: str) -> None:
     async def scenario(server: Running, peer: Peer) -> None:

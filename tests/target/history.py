@@ -5,6 +5,7 @@ from collections.abc import Callable
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tandem.defaults import IDLE_S
 from tandem.serving.items import Closed, Opened
 from tandem.types import ErrorCode, ItemError, Proposal, Stamp, Verdict
 from target_service.answers import Answer, StreamId
@@ -115,6 +116,21 @@ class Histories(RuleBasedStateMachine):
                 seen["evicted"] += 1
         self.take()
 
+    @rule()
+    def some_seconds_pass(self) -> None:
+        """Whoever is in the way of others and has nothing that waits may be gone."""
+        self.end_step()
+        is_anybody_waiting = self.bench.table.load().waiting > 0
+        self.bench.now_s += IDLE_S
+        for _, session in self.bench.table.expire(self.bench.now_s):
+            known = self.expected.pop(int(session))
+            assert is_anybody_waiting
+            assert known.is_open
+            assert known.pending is None
+            self.num_evicted += 1
+            seen["evicted for others"] += 1
+        self.take()
+
     @rule(session=session_ids, num_right=st.integers(0, 5), num_wrong=st.integers(0, 2), is_decided=st.booleans())
     def next_round(self, session: int, num_right: int, num_wrong: int, is_decided: bool) -> None:
         self.verify(session, num_right=num_right, num_wrong=num_wrong)
@@ -213,6 +229,7 @@ class Histories(RuleBasedStateMachine):
         if self.computed is not None:
             return
         plan = self.bench.table.plan_step(self.bench.now_s)
+        self.take()  # who was admitted
         if plan is None:
             return
         assert [item.rank for item in plan.items] == sorted(item.rank for item in plan.items)

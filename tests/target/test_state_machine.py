@@ -7,8 +7,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.target.history import Histories
 from tests.target.history_model import seen
 
-NUM_HISTORIES = 50
-SHARDS = [0, *(pytest.param(shard, marks=pytest.mark.slow) for shard in range(1, 21))]
+NUM_HISTORIES = 100
+SHARDS = [0, *(pytest.param(shard, marks=pytest.mark.slow) for shard in range(1, 11))]
 
 
 @pytest.mark.parametrize("shard", SHARDS)
@@ -25,4 +25,5 @@ def test_histories(shard: int) -> None:
         ),
     )
     kinds = {"preempted", "shrunk", "deferred", "waited", "refused", "evicted", "reopened", "repeated"}
-    assert kinds | {"repeated for another base"} == {kind for kind, count in seen.items() if count > 0}
+    kinds |= {"repeated for another base", "evicted for others"}
+    assert kinds == {kind for kind, count in seen.items() if count > 0}

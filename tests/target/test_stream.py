@@ -406,6 +406,18 @@ def test_a_peer_that_sends_no_more_still_gets_every_answer_and_then_the_end() ->
     run(scenario)
 
 
+def test_a_peer_that_sends_no_more_and_has_all_its_answers_is_gone_with_its_sessions() -> None:
+    async def scenario(service: Service, client: Client) -> None:
+        await client.ask(open_item(spec(), 1), verify_item(stamp(PROMPT, 1), [0, 0]))
+        await client.call.done_writing()
+        assert await client.call.code() is grpc.StatusCode.OK
+        async with service.client() as other:
+            await other.ask(open_item(spec(), 1))
+            assert other.responses[-1].load.running == 1
+
+    run(scenario)
+
+
 def test_two_streams_share_steps_but_not_sessions() -> None:
     async def scenario(service: Service, client: Client) -> None:
         async with service.client() as other:

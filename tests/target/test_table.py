@@ -179,6 +179,7 @@ def test_a_repeated_open_that_waits_is_answered_once() -> None:
     assert bench.open(spec(), 2) is None
     assert bench.open(spec(), 2) is None
     bench.close(stamp(PROMPT, 0, 1))
+    bench.settle()
     opened = [a for _, a in bench.answers if a.stamp.session_id == 2]
     assert [answer.outcome for answer in opened] == [Opened()]
     assert bench.table.load().stale_items == 1
@@ -210,6 +211,7 @@ def test_a_session_can_go_while_it_waits_for_room(is_whole_stream: bool) -> None
         assert bench.close(stamp(PROMPT, 0, 2), other) == Closed()
     assert bench.table.load().waiting == 1
     bench.close(stamp(PROMPT, 0, 1))
+    bench.settle()
     assert isinstance(bench.round(list(PROMPT), 1, session=3), Verdict)
     assert (bench.table.load().running, bench.table.load().waiting) == (1, 0)
 
