@@ -55,7 +55,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             stream.outbox,
             _result_to_proto,
             self._response,
-            is_settled=stream.is_settled,
+            settle=stream.settle,
             end=stream.end,
         )
 

@@ -199,9 +199,10 @@ class DraftStream:
         self._service.forget(self.table.close(stamp))
         self.outbox.put(Result(stamp, Closed()))
 
-    def is_settled(self) -> bool:
-        """Whether every item has its answer."""
-        return self.table.is_settled()
+    def settle(self) -> bool:
+        """The peer sends no more: free its sessions that wait for no answer; whether that were all."""
+        self._service.forget(self.table.remove_settled())
+        return self.num_sessions == 0
 
     def end(self) -> None:
         """The peer is gone: free every session; what is in the outbox still goes out where it can."""

@@ -106,10 +106,6 @@ class SessionTable:
         """Every session."""
         return self._sessions.values()
 
-    def is_settled(self) -> bool:
-        """Whether every round has its answer."""
-        return not any(session.is_busy for session in self._sessions.values())
-
     def is_current(self, session: Session, stamp: Stamp) -> bool:
         """Whether an answer for this stamp is still wanted."""
         return self._sessions.get(stamp.session_id) is session and session.round == stamp.round
@@ -154,3 +150,8 @@ class SessionTable:
         """Forget a session, whatever its epoch -> its key; nothing when there was none."""
         session = self._sessions.pop(session_id, None)
         return [] if session is None else [session.key]
+
+    def remove_settled(self) -> list[SessionKey]:
+        """Forget every session whose round, if any, is answered -> their keys."""
+        settled = [session for session in self._sessions.values() if not session.is_busy]
+        return [key for session in settled for key in self.remove(session.session_id)]

@@ -48,6 +48,12 @@ class Scheduler:
         self._outboxes[stream_id] = Outbox()
         return stream_id, self._outboxes[stream_id]
 
+    def settle_stream(self, stream_id: StreamId) -> bool:
+        """The peer sends no more: free its sessions that wait for no answer; whether that were all."""
+        is_settled = self.table.settle_stream(stream_id)
+        self.wake()
+        return is_settled
+
     def end_stream(self, stream_id: StreamId) -> None:
         """The peer is gone: free its sessions and drop what is still on its way to it."""
         self._outboxes.pop(stream_id).close()

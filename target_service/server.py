@@ -59,7 +59,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             outbox,
             result_to_proto,
             self._response,
-            is_settled=partial(self._scheduler.table.is_settled, stream_id),
+            settle=partial(self._scheduler.settle_stream, stream_id),
             end=partial(self._scheduler.end_stream, stream_id),
         )
 

@@ -119,10 +119,15 @@ class SessionTable:
         for session in self._live.of_stream(stream_id):
             self._live.free(session)
 
-    def is_settled(self, stream_id: StreamId) -> bool:
-        """Whether every item of the stream has its answer."""
-        is_busy = any(session.is_busy or session.pending_open for session in self._live.of_stream(stream_id))
-        return not is_busy and not self._live.is_closing(stream_id)
+    def settle_stream(self, stream_id: StreamId) -> bool:
+        """Nobody asks on the stream any more: free its sessions that wait for no answer; whether that were all.
+
+        At once, because those that do wait may wait for their memory.
+        """
+        for session in self._live.of_stream(stream_id):
+            if not session.is_busy and session.pending_open is None:
+                self._live.free(session)
+        return not self._live.of_stream(stream_id) and not self._live.is_closing(stream_id)
 
     def expire(self, now_s: float) -> list[StreamSessionId]:
         """Answer DEADLINE_EXCEEDED to opens and rounds that were not begun in time; free who has left without a word.

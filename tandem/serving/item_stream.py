@@ -66,7 +66,7 @@ async def serve_items(
     to_message: Callable[[ResultT], MessageT],
     to_response: Callable[[list[MessageT]], ResponseT],
     *,
-    is_settled: Callable[[], bool],
+    settle: Callable[[], bool],
     end: Callable[[], None],
 ) -> AsyncGenerator[ResponseT, None]:
     """Take the items of `requests` and yield responses until the outbox is closed; then `end` frees the sessions.
@@ -77,11 +77,12 @@ async def serve_items(
 
     Args:
         to_message: the result as it travels; it has a field `error`, which takes the place of what is too large.
-        is_settled: whether every item has its answer; the answer that makes it true is in the outbox.
+        settle: once the peer sends no more, and again after each answer: frees the sessions that wait for none; whether
+            that were all. The answer that makes it true is in the outbox.
     """
 
     def close_when_settled(_: object = None) -> None:
-        if reader.done() and is_settled():
+        if reader.done() and settle():
             outbox.close()
 
     reader = asyncio.create_task(_read(requests, take))

@@ -377,15 +377,23 @@ def test_a_peer_that_sends_no_more_still_gets_the_answers_of_rounds_in_work_and_
     play(scenario, proposer)
 
 
-def test_a_peer_that_sends_no_more_and_has_all_its_answers_is_gone_with_its_sessions() -> None:
-    async def scenario(server: Running, peer: Peer) -> None:
-        await peer.ask(open_item(make_spec(PROMPT)))
-        await peer.ask(propose_item(PROMPT, 1, 3))
-        await peer.call.done_writing()
-        assert (await peer.call.code()).name == "OK"
-        await settled(lambda: server.service.num_sessions == 0)
+def test_idle_sessions_of_a_peer_that_sends_no_more_are_freed_while_a_round_of_it_is_in_work() -> None:
+    proposer = StubProposer(Proposal((4, 5)))
 
-    play(scenario, StubProposer(Proposal((4, 5))))
+    async def scenario(server: Running, peer: Peer) -> None:
+        for number in (1, 2, 3):
+            await peer.ask(open_item(make_spec(PROMPT), session=number))
+        await peer.ask(propose_item(PROMPT, 1, 3, session=1))
+        proposer.gate.clear()
+        await peer.send(propose_item(PROMPT, 1, 3, session=3))
+        await peer.call.done_writing()
+        await settled(lambda: server.service.num_sessions == 1)
+        proposer.gate.set()
+        assert proposal_of(await peer.receive()) == Proposal((4, 5))
+        assert (await peer.call.code()).name == "OK"
+        assert server.service.num_sessions == 0
+
+    play(scenario, proposer)
 
 
 @pytest.mark.parametrize("kind", ["ngram", "draft_model"])

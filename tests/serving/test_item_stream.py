@@ -64,7 +64,7 @@ def test_a_fault_of_reading_ends_the_stream_after_the_answers_that_are_due_and_f
             outbox,
             _message,
             _session_ids,
-            is_settled=lambda: bool(responses),
+            settle=lambda: bool(responses),
             end=ended.set,
         )
         asyncio.get_running_loop().call_later(0.01, outbox.put, 7)
@@ -92,7 +92,7 @@ def test_results_that_one_message_cannot_hold_travel_in_several_and_one_that_fit
             outbox.put(session_id)
         outbox.close()
         stream = serve_items(
-            requests(), lambda *_: None, outbox, _message, list, is_settled=lambda: False, end=lambda: None
+            requests(), lambda *_: None, outbox, _message, list, settle=lambda: False, end=lambda: None
         )
         return [response async for response in stream]
 

@@ -169,4 +169,4 @@ def test_sessions_of_a_stream_that_ends_while_they_wait_are_gone_from_the_queue(
         bench.open(spec(), number, stream=StreamId(2))
     bench.table.end_stream(StreamId(2))
     assert bench.table.load().waiting == 0
-    assert bench.table.is_settled(StreamId(2))
+    assert bench.table.settle_stream(StreamId(2))

@@ -406,16 +406,33 @@ def test_a_peer_that_sends_no_more_still_gets_every_answer_and_then_the_end() ->
     run(scenario)
 
 
-def test_a_peer_that_sends_no_more_and_has_all_its_answers_is_gone_with_its_sessions() -> None:
+def test_a_peer_that_sends_no_more_leaves_no_idle_session_open() -> None:
     async def scenario(service: Service, client: Client) -> None:
-        await client.ask(open_item(spec(), 1), verify_item(stamp(PROMPT, 1), [0, 0]))
+        await client.ask(*(open_item(spec(), number) for number in (1, 2, 3)))
+        await client.ask(verify_item(stamp(PROMPT, 1, 1)))
+        (future,) = await client.send(verify_item(stamp(PROMPT, 1, 3)))
         await client.call.done_writing()
+        assert isinstance(await future, Verdict)
         assert await client.call.code() is grpc.StatusCode.OK
-        async with service.client() as other:
-            await other.ask(open_item(spec(), 1))
-            assert other.responses[-1].load.running == 1
+        assert len(service.scheduler.table) == 0
 
     run(scenario)
+
+
+def test_what_a_peer_that_sends_no_more_has_asked_gets_the_memory_of_its_idle_sessions() -> None:
+    idle, asks = spec((1,) * 17, 2), spec((7,) * 9, 15)
+
+    async def scenario(service: Service, client: Client) -> None:
+        await client.ask(open_item(idle, 1), verify_item(stamp(idle.token_ids, 1, 1)))
+        futures = await client.send(open_item(asks, 2), verify_item(stamp(asks.token_ids, 1, 2)))
+        await client.call.done_writing()
+        opened, verdict = await asyncio.gather(*futures)
+        assert opened == Opened()
+        assert isinstance(verdict, Verdict)
+        assert list(verdict.token_ids) == plain_decode(asks, most=1)
+        assert await client.call.code() is grpc.StatusCode.OK
+
+    run(scenario, toy(num_blocks=7), Limits(max_draft_tokens=0))
 
 
 def test_two_streams_share_steps_but_not_sessions() -> None:

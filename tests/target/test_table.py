@@ -108,11 +108,11 @@ def test_a_close_in_flight_drops_the_result_and_gives_the_memory_back_after_it()
     plan = bench.table.plan_step(0.0)
     assert plan is not None
     assert bench.close(stamp(PROMPT, 0)) is None
-    assert not bench.table.is_settled(STREAM)
+    assert not bench.table.settle_stream(STREAM)
     bench.table.commit(bench.verifier.step(plan))
     assert bench.used_blocks() > 0
     assert [answer.outcome for answer in bench.settle()] == [Closed()]
-    assert bench.table.is_settled(STREAM)
+    assert bench.table.settle_stream(STREAM)
     assert bench.used_blocks() == 0
     assert bench.table.load().used_blocks == 0
 
