@@ -52,7 +52,7 @@ def root(
 @models_app.command("pull")
 def models_pull(
     name: Annotated[str, typer.Argument(help="A name from `tandem models list`.")],
-    verify: Annotated[bool, typer.Option(help="Hash the files again even when they are here.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Hash the files again even when they are here.")] = False,
 ) -> None:
     """Bring a model's files here: download, check, convert the tokenizer."""
     try:
@@ -128,11 +128,38 @@ def up(
     port: Annotated[
         int, typer.Option(help="The orchestrator's; target and draft take the next two. 0: free ones.")
     ] = (50050),
-    insecure: Annotated[bool, typer.Option(help="Accept a host that is not loopback, in clear text.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Accept a host that is not loopback, in clear text.")
+    ] = False,
+    kv_memory: cluster_options.KvMemory = None,
+    block_size: cluster_options.BlockSize = None,
+    prefix_cache: cluster_options.PrefixCache = None,
+    max_context: cluster_options.MaxContext = None,
+    max_step_tokens: cluster_options.MaxStepTokens = None,
+    max_prefill_tokens: cluster_options.MaxPrefillTokens = None,
+    max_batch: cluster_options.MaxBatch = None,
+    max_sessions: cluster_options.MaxSessions = None,
+    session_lease: cluster_options.SessionLease = None,
+    max_requests: cluster_options.MaxRequests = None,
 ) -> None:
-    """Start the three services, say when they are ready, stop them all at Ctrl-C or SIGTERM."""
+    """Start the three services, say when they are ready, stop them all at Ctrl-C or SIGTERM.
+
+    For other options of one service, start the three by hand with `tandem serve`.
+    """
+    passed = cluster_options.PassedOptions(
+        kv_memory=kv_memory,
+        block_size=block_size,
+        prefix_cache=prefix_cache,
+        max_context=max_context,
+        max_step_tokens=max_step_tokens,
+        max_prefill_tokens=max_prefill_tokens,
+        max_batch=max_batch,
+        max_sessions=max_sessions,
+        session_lease=session_lease,
+        max_requests=max_requests,
+    )
     choice = cluster_options.ClusterChoice(
-        model, dtype, draft_model, prompt_lookup, num_draft_tokens, threads, toy, insecure=insecure
+        model, dtype, draft_model, prompt_lookup, num_draft_tokens, threads, toy, insecure, passed
     )
     try:
         plan = choice.plan(host, port)
@@ -209,7 +236,7 @@ def health(
 
 def main() -> None:
     """The console script."""
-    app()
+    app(prog_name="tandem")
 
 
 if __name__ == "__main__":

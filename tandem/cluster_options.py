@@ -2,9 +2,9 @@
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 import typer
@@ -15,19 +15,96 @@ from tandem.processes import ClusterPlan
 Model = Annotated[str, typer.Option(help="Target: a pulled name, a model directory or a .gguf file.")]
 Dtype = Annotated[str, typer.Option(help="float32 or bfloat16, for target and draft model.")]
 DraftModel = Annotated[
-    str | None, typer.Option(help="Draft with this model (name or path; the target's own is allowed).")
+    str | None,
+    typer.Option(help="Draft with this model (name or path; the target's own is allowed). Default: none."),
 ]
 PromptLookup = Annotated[bool, typer.Option(help="Draft by prompt lookup when there is no draft model.")]
 NumDraftTokens = Annotated[int, typer.Option(min=0, max=MAX_DRAFT_TOKENS, help="Most drafts a round; 0: none.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="Compute threads of each model service.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Compute threads of each model service. Default: all cores.")
+]
 Toy = Annotated[
     str | None,
-    typer.Option(help="A toy engine (--draft-model then names one too), e.g. hashed:vocab=512,seed=3."),
+    typer.Option(
+        help="A toy engine instead of the model, e.g. hashed:vocab=512,seed=3; --draft-model names one too."
+    ),
+]
+
+# Passed on as they are: their defaults and limits are the services' own, and theirs alone.
+_PANEL = "Passed on to the services; `tandem serve SERVICE --help` says the defaults"
+KvMemory = Annotated[
+    str | None,
+    typer.Option(metavar="BYTES", help="Key-value memory of each model, e.g. 64M or 2G.", rich_help_panel=_PANEL),
+]
+BlockSize = Annotated[int | None, typer.Option(help="Tokens a block of that memory.", rich_help_panel=_PANEL)]
+PrefixCache = Annotated[
+    bool | None,
+    typer.Option(help="Keep rows for later requests that begin with the same tokens.", rich_help_panel=_PANEL),
+]
+MaxContext = Annotated[
+    int | None, typer.Option(help="Most tokens of a request, prompt and answer.", rich_help_panel=_PANEL)
+]
+MaxStepTokens = Annotated[int | None, typer.Option(help="Most tokens of one forward.", rich_help_panel=_PANEL)]
+MaxPrefillTokens = Annotated[
+    int | None,
+    typer.Option(help="Most prompt tokens of a target's forward while others decode.", rich_help_panel=_PANEL),
+]
+MaxBatch = Annotated[
+    int | None, typer.Option(help="Most requests of a forward, at target and draft.", rich_help_panel=_PANEL)
+]
+MaxSessions = Annotated[
+    int | None, typer.Option(help="Most requests the target runs at once; others wait.", rich_help_panel=_PANEL)
+]
+SessionLease = Annotated[
+    float | None,
+    typer.Option(metavar="S", help="Seconds until an abandoned session is freed.", rich_help_panel=_PANEL),
+]
+MaxRequests = Annotated[
+    int | None,
+    typer.Option(help="Most requests at the orchestrator; more are refused.", rich_help_panel=_PANEL),
 ]
 
 
 class OptionError(Exception):
     """Options that do not fit together; the message names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOptions:
+    """Options of the services that a user set; the fields are called like the options, None leaves one out."""
+
+    kv_memory: str | None = None
+    block_size: int | None = None
+    prefix_cache: bool | None = None
+    max_context: int | None = None
+    max_step_tokens: int | None = None
+    max_prefill_tokens: int | None = None
+    max_batch: int | None = None
+    max_sessions: int | None = None
+    session_lease: float | None = None
+    max_requests: int | None = None
+
+    def arguments(self, names: Collection[str]) -> list[str]:
+        """Those of these names, as a service's command line takes them."""
+        found = []
+        for field in fields(self):
+            value, option = getattr(self, field.name), field.name.replace("_", "-")
+            if value is None or field.name not in names:
+                continue
+            found += (
+                [f"--{option}" if value else f"--no-{option}"]
+                if isinstance(value, bool)
+                else [f"--{option}", str(value)]
+            )
+        return found
+
+
+_ENGINE_OPTIONS = frozenset(
+    {"kv_memory", "block_size", "prefix_cache", "max_step_tokens"}
+)  # target and draft model
+_MODEL_SERVICE_OPTIONS = frozenset({"max_batch", "session_lease"})
+_TARGET_OPTIONS = frozenset({"max_context", "max_prefill_tokens", "max_sessions"})
+_ORCHESTRATOR_OPTIONS = frozenset({"max_requests"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +119,7 @@ class ClusterChoice:
     threads: int | None
     toy: str | None = None
     insecure: bool = False
+    passed: PassedOptions = PassedOptions()
 
     def plan(self, host: str = "127.0.0.1", port: int = 0) -> ClusterPlan:
         """The orchestrator on `port`, target and draft on the next two; free ports for 0."""
@@ -52,21 +130,32 @@ class ClusterChoice:
         common = ["--insecure"] if self.insecure else []
         tokenizer = ["--toy-vocab", toy_vocab(self.toy)] if self.toy else ["--model", self.model]
         return ClusterPlan(
-            target=[*self._engine_arguments(self.toy or self.model), *common],
+            target=[
+                *self._engine_arguments(self.toy or self.model),
+                *self.passed.arguments(_MODEL_SERVICE_OPTIONS | _TARGET_OPTIONS),
+                *common,
+            ],
             draft=self._draft_arguments(common),
-            orchestrator=[*tokenizer, "--num-draft-tokens", str(self.num_draft_tokens), *common],
+            orchestrator=[
+                *tokenizer,
+                *("--num-draft-tokens", str(self.num_draft_tokens)),
+                *self.passed.arguments(_ORCHESTRATOR_OPTIONS),
+                *common,
+            ],
             target_address=target,
             draft_address=draft,
             orchestrator_address=front,
         )
 
     def _engine_arguments(self, model: str) -> list[str]:
-        threads = ["--threads", str(self.threads)] if self.threads else []
+        common = ["--threads", str(self.threads)] if self.threads else []
+        common += self.passed.arguments(_ENGINE_OPTIONS)
         if self.toy:
-            return ["--toy", model, *threads]
-        return ["--model", model, "--dtype", self.dtype, *threads]
+            return ["--toy", model, *common]
+        return ["--model", model, "--dtype", self.dtype, *common]
 
     def _draft_arguments(self, common: list[str]) -> list[str] | None:
+        common = [*self.passed.arguments(_MODEL_SERVICE_OPTIONS), *common]
         if self.draft_model is not None:
             return ["--proposer", "draft_model", *self._engine_arguments(self.draft_model), *common]
         if self.prompt_lookup:

@@ -9,7 +9,6 @@ protocol, has the other core. The drafts of a round repeat the last committed to
 Prefill is not timed. "Apart": half of the sessions begin each segment in the middle of the step of the others.
 """
 
-import argparse
 import asyncio
 import os
 import statistics
@@ -26,7 +25,7 @@ from engine.bench_report import machine_lines, quartiles, table
 from tandem.processes import ServiceStartError, start_service, wait_ready
 from tandem.serving.channels import open_channel
 from tandem.serving.compute import ComputeThread
-from tandem.serving.options import natural_int, positive_int
+from tandem.serving.options import make_parser, natural_int, positive_int
 from tandem.types import ItemError
 from target_service.__main__ import build_parser as service_parser
 from target_service.bench_pairs import Case, Measurement, Pair, measure_all
@@ -35,7 +34,7 @@ BOUND = 0.9
 SESSIONS = (1, 4, 16, 64)
 DRAFTS = (0, 4)
 # One core needs one thread; the memory is for the most sessions with all their tokens. Later options win.
-_SERVICE_OPTIONS = ("--address", "127.0.0.1:0", "--threads", "1", "--kv-memory", "2G", "--log-level", "WARNING")
+_SERVICE_OPTIONS = ("--address", "127.0.0.1:0", "--threads", "1", "--log-level", "WARNING")
 _START_TIMEOUT_S = 300.0
 _GRACE_S = 10.0
 
@@ -165,18 +164,17 @@ def _round_row(m: Measurement) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line: measure, write the report, and show it."""
-    parser = argparse.ArgumentParser(
-        prog="python -m target_service.bench_target",
-        description=__doc__,
-        epilog="Any other option is one of the target service's: --model, --dtype, --toy, ...",
-    )
+    parser = make_parser("tandem bench target", __doc__)
+    parser.epilog = "Any other option is one of the target service's: --model, --dtype, --toy, ..."
     parser.add_argument("--sessions", type=positive_int, action="append", help="repeatable; default: 1, 4, 16, 64")
     parser.add_argument("--drafts", type=natural_int, action="append", help="a round; repeatable; default: 0 and 4")
     parser.add_argument("--runs", type=positive_int, default=10, help="pairs a case")
     parser.add_argument("--context", type=positive_int, default=128, help="tokens of a prompt")
     parser.add_argument("--out", type=Path, help="also write the report to this file")
     options, rest = parser.parse_known_args(arguments)
-    service_options = [*_SERVICE_OPTIONS, *rest]
+    engine = service_parser().parse_args(rest)
+    pool = () if engine.toy else ("--kv-memory", "2G")
+    service_options = [*_SERVICE_OPTIONS, *pool, *rest]
     counts = options.sessions or SESSIONS
     cases = [Case(n, k) for k in options.drafts or DRAFTS for n in counts]
     cases += [Case(n, 0, begins_apart=True) for n in counts if n > 1]
@@ -184,7 +182,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         measurements, machine = bench_target(service_options, cases, options.runs, options.context)
     except (EngineError, ItemError, ServiceStartError, ValueError) as error:
         parser.error(str(error))
-    engine = service_parser().parse_args(service_options)
     name = f"toy {engine.toy}" if engine.toy else f"{engine.model}, {engine.dtype}"
     report = render_report(measurements, machine, name, options.runs, options.context)
     if options.out is not None:

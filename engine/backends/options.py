@@ -3,7 +3,7 @@
 import argparse
 import re
 
-from engine.backends.settings import EngineSettings
+from engine.backends.settings import DEFAULT_KV_MEMORY_BYTES, EngineSettings
 from tandem.serving.options import positive_int
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -28,13 +28,27 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--backend", default=defaults.backend, help="torch, or toy for an in-memory double")
     group.add_argument("--dtype", default=defaults.dtype, help="float32 or bfloat16")
     group.add_argument(
-        "--kv-memory", type=parse_bytes, default=defaults.kv_memory_bytes, help="key-value memory, e.g. 512M or 2G"
+        "--kv-memory",
+        type=parse_bytes,
+        metavar="BYTES",
+        help=f"key-value memory, e.g. 64M or 2G; not with --toy; default: {DEFAULT_KV_MEMORY_BYTES >> 20}M",
     )
-    group.add_argument("--block-size", type=positive_int, default=defaults.block_size, help="tokens a block")
-    group.add_argument("--max-context", type=positive_int, default=None, help="lower the model's own limit")
-    group.add_argument("--threads", type=positive_int, default=None, help="compute threads; default: all cores")
     group.add_argument(
-        "--max-step-tokens", type=positive_int, default=defaults.max_step_tokens, help="most tokens of one forward"
+        "--block-size", type=positive_int, default=defaults.block_size, metavar="N", help="tokens a block"
+    )
+    group.add_argument(
+        "--max-context",
+        type=positive_int,
+        metavar="N",
+        help="most tokens of a sequence; default: the model's limit",
+    )
+    group.add_argument("--threads", type=positive_int, metavar="N", help="compute threads; default: all cores")
+    group.add_argument(
+        "--max-step-tokens",
+        type=positive_int,
+        default=defaults.max_step_tokens,
+        metavar="N",
+        help="most tokens of one forward",
     )
     group.add_argument(
         "--prefix-cache",
@@ -42,7 +56,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default=defaults.prefix_cache,
         help="keep key-value rows for later requests that begin with the same tokens",
     )
-    group.add_argument("--toy", default=defaults.toy, help="the toy engine's logits, e.g. hashed:vocab=512,seed=3")
+    group.add_argument("--toy", help="a toy engine instead of a model, e.g. hashed:vocab=512,seed=3,blocks=300")
 
 
 def engine_settings(args: argparse.Namespace) -> EngineSettings:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from engine.backends.base import EngineError, SpeculativeEngine
-from engine.backends.settings import EngineSettings
+from engine.backends.settings import DEFAULT_KV_MEMORY_BYTES, EngineSettings
 from engine.backends.toy_options import DEFAULT_TOY, build_toy_engine, parse_toy_options
 from engine.freed_memory import return_freed_memory
 from engine.kernels.noise import compiled_noise
@@ -52,6 +52,11 @@ def load_engine(settings: EngineSettings) -> LoadedEngine:
 
 def _load_toy(settings: EngineSettings) -> LoadedEngine:
     options = parse_toy_options(settings.toy or DEFAULT_TOY)
+    if settings.kv_memory_bytes is not None:
+        raise ValueError(
+            f"--kv-memory {settings.kv_memory_bytes} bytes mean nothing to a toy engine; "
+            f"its pool is set in blocks: --toy {options.kind}:blocks={options.blocks}"
+        )
     engine = build_toy_engine(
         options,
         settings.block_size,
@@ -75,7 +80,7 @@ def _load_torch(settings: EngineSettings) -> LoadedEngine:
     engine = load_torch_engine(
         model,
         settings.dtype,
-        kv_memory_bytes=settings.kv_memory_bytes,
+        kv_memory_bytes=settings.kv_memory_bytes or DEFAULT_KV_MEMORY_BYTES,
         block_size=settings.block_size,
         max_context=settings.max_context,
         max_step_tokens=settings.max_step_tokens,

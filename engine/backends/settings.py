@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from tandem.defaults import MAX_STEP_TOKENS
 
+DEFAULT_KV_MEMORY_BYTES = 512 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
@@ -12,7 +14,7 @@ class EngineSettings:
     model: str = "smollm2-135m"  # a pulled model's name, a model directory or a .gguf file
     backend: str = "torch"
     dtype: str = "float32"
-    kv_memory_bytes: int = 512 << 20
+    kv_memory_bytes: int | None = None  # None: DEFAULT_KV_MEMORY_BYTES; a toy engine has no bytes to give
     block_size: int = 16  # tokens a block
     max_context: int | None = None  # tokens; None: the model's own limit
     threads: int | None = None  # compute threads; None: torch's choice

@@ -18,18 +18,21 @@ from loadtest.churn.requests import MAX_DRAFT_TOKENS, make_requests, spec_bench_
 from loadtest.memory import most_resident_bytes, plan_memory, resident_bytes
 from loadtest.recorded import record
 from tandem.client import SyncTandemClient
-from tandem.cluster_options import ClusterChoice
+from tandem.cluster_options import ClusterChoice, PassedOptions
 from tandem.defaults import NUM_DRAFT_TOKENS
 from tandem.models import resolve_model
 from tandem.processes import ClusterPlan, LocalCluster
-from tandem.serving.options import positive_int
+from tandem.serving.options import make_parser, positive_int
 
 _MIB = 1 << 20
+_KV_MEMORY_BYTES = 48 * _MIB  # by default
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the whole test; the exit code."""
     options = build_parser().parse_args(arguments)
+    if options.kv_memory is None and options.toy is None:
+        options.kv_memory = _KV_MEMORY_BYTES
     with LocalCluster(cluster_plan(options), quiet=True) as cluster:
         outcome, memory = run(options, cluster)
     text = "\n".join([*summary(outcome), ""])
@@ -44,11 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """Every option."""
     defaults = LoadSettings()
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.churn",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = make_parser("python -m loadtest.churn", __doc__)
     parser.add_argument("--seconds", type=float, default=defaults.seconds, help="no call begins later")
     parser.add_argument("--max-calls", type=int, default=defaults.max_calls, help="most calls of all clients")
     parser.add_argument("--clients", type=int, default=defaults.num_clients, help="calls at a time")
@@ -61,7 +60,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="float32", help="float32 or bfloat16")
     parser.add_argument("--toy", help="a toy engine instead of the model, e.g. hashed:vocab=512,seed=3,blocks=300")
     parser.add_argument("--draft-model", help="draft with this model (or toy engine) instead of prompt lookup")
-    parser.add_argument("--kv-memory", type=parse_bytes, default="48M", help="pool of each model service")
+    parser.add_argument(
+        "--kv-memory",
+        type=parse_bytes,
+        help=f"pool of each model; not with --toy; default: {_KV_MEMORY_BYTES // _MIB}M",
+    )
     parser.add_argument(
         "--block-size",
         type=positive_int,
@@ -83,11 +86,12 @@ def cluster_plan(options: argparse.Namespace) -> ClusterPlan:
         num_draft_tokens=NUM_DRAFT_TOKENS,
         threads=options.threads,
         toy=options.toy,
+        passed=PassedOptions(
+            kv_memory=str(options.kv_memory) if options.kv_memory else None, block_size=options.block_size
+        ),
     ).plan()
-    pool = ["--kv-memory", str(options.kv_memory), "--block-size", str(options.block_size)]
     # The target keeps room for a round of each session, so a shorter one lets more sessions in.
-    target = [*plan.target, *pool, "--max-draft-tokens", str(MAX_DRAFT_TOKENS)]
-    return replace(plan, target=target, draft=[*(plan.draft or ()), *pool])
+    return replace(plan, target=[*plan.target, "--max-draft-tokens", str(MAX_DRAFT_TOKENS)])
 
 
 def run(options: argparse.Namespace, cluster: LocalCluster) -> tuple[Outcome, MemorySeen | None]:

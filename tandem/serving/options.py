@@ -6,17 +6,36 @@ from pathlib import Path
 from tandem.serving.life import ServerSettings
 
 
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Says the default of every option that has one; what leaving out another means is in its own words."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = (action.help or "").removesuffix(" (default: %(default)s)")  # some Pythons add it to on/off options
+        if isinstance(action.default, bool):
+            return f"{text} (default: on)" if action.default else text
+        return super()._get_help_string(action) if action.default is not None else text
+
+
+def make_parser(prog: str, description: str | None) -> argparse.ArgumentParser:
+    """A parser without options yet, whose help says their defaults."""
+    return argparse.ArgumentParser(prog=prog, description=description, formatter_class=_HelpFormatter)
+
+
 def add_server_arguments(parser: argparse.ArgumentParser, default_address: str) -> None:
     """Add --address, --insecure, --ready-file, --grace and --log-level."""
     group = parser.add_argument_group("server")
-    group.add_argument("--address", default=default_address, help="HOST:PORT to listen on; port 0: a free one")
+    group.add_argument(
+        "--address", default=default_address, metavar="HOST:PORT", help="where to listen; port 0: a free one"
+    )
     group.add_argument("--insecure", action="store_true", help="accept a non-loopback address in clear text")
     group.add_argument("--ready-file", type=Path, metavar="PATH", help="written with the bound address when ready")
     group.add_argument(
-        "--grace", type=seconds, default=5.0, metavar="S", help="for what is running when the service stops"
+        "--grace", type=seconds, default=5.0, metavar="S", help="seconds for what runs when the service stops"
     )
     group.add_argument("--stop-at-eof", action="store_true", help="stop when standard input ends")
-    group.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    group.add_argument(
+        "--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"], help="least that is logged"
+    )
 
 
 def server_settings(options: argparse.Namespace, service_name: str, max_message_bytes: int) -> ServerSettings:

@@ -222,6 +222,11 @@ def test_a_taken_port_is_named(addresses: dict[str, str]) -> None:
         (["serve", "target", "--model", "no-such-model"], "no-such-model"),
         (["serve", "target", "--toy", TOY, "--address", "0.0.0.0:0"], "--insecure"),
         (["up", "--port", "0", "--model", "no-such-model"], "the target service ended with exit code 2"),
+        (
+            ["up", "--port", "0", "--toy", TOY, "--kv-memory", "1G"],
+            "its pool is set in blocks: --toy hashed:blocks=",
+        ),
+        (["up", "--port", "0", "--toy", TOY, "--max-batch", "none"], "--max-batch"),
         (["generate", "x", "--address", "127.0.0.1:1", "--draft-model", "y"], "--draft-model"),
         (["generate", "x", "--address", "nowhere"], "HOST:PORT"),
         (["generate", "x", "--address", "127.0.0.1:1"], "127.0.0.1:1"),

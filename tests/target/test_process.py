@@ -76,6 +76,8 @@ def test_the_process_serves_and_stops_cleanly_at_a_signal_while_an_idle_stream_i
         (["--toy", "hashed:vocab=32", "--max-prefill-tokens", "600"], "--max-step-tokens 512"),
         (["--toy", "hashed:vocab=32", "--max-batch", "300"], "--max-sessions 256"),
         (["--toy", "hashed:vocab=32,blocks=1"], "--kv-memory holds 16 tokens"),
+        (["--toy", "hashed:blocks=9", "--kv-memory", "1K"], "--kv-memory 1024 bytes mean nothing to a toy engine"),
+        (["--toy", "hashed:blocks=9", "--kv-memory", "1K"], "its pool is set in blocks: --toy hashed:blocks=9"),
         (["--backend", "abacus"], "abacus"),
     ],
 )
