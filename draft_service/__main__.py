@@ -1,4 +1,4 @@
-"""`python -m draft_service`: load a proposer, draft for orchestrators."""
+"""`tandem serve draft`: load a proposer, draft for orchestrators."""
 
 import argparse
 import sys
@@ -17,28 +17,31 @@ from tandem.draft.v1 import draft_pb2_grpc
 from tandem.serving.channels import MAX_INNER_MESSAGE_BYTES
 from tandem.serving.compute import ComputeThread
 from tandem.serving.life import run_server
-from tandem.serving.options import add_server_arguments, positive_int, seconds, server_settings
+from tandem.serving.options import add_server_arguments, make_parser, positive_int, seconds, server_settings
 from tandem.serving.start import run_service
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Every option of the service."""
-    parser = argparse.ArgumentParser(
-        prog="python -m draft_service",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = make_parser("tandem serve draft", __doc__)
     add_server_arguments(parser, "127.0.0.1:50052")
     add_proposer_arguments(parser)
     limits = DraftLimits()
     group = parser.add_argument_group("limits")
     group.add_argument(
-        "--max-draft-tokens", type=positive_int, default=limits.max_draft_tokens, help="most drafts a round"
+        "--max-draft-tokens",
+        type=positive_int,
+        default=limits.max_draft_tokens,
+        metavar="K",
+        help="most drafts a round",
     )
-    group.add_argument("--max-sessions", type=positive_int, default=limits.max_sessions, help="most open sessions")
+    group.add_argument(
+        "--max-sessions", type=positive_int, default=limits.max_sessions, metavar="N", help="most open sessions"
+    )
     group.add_argument(
         "--max-batch",
         type=positive_int,
+        metavar="N",
         help="most sessions drafted for at a time; default: all of them, or as many as a step has tokens",
     )
     group.add_argument(
@@ -46,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=seconds,
         default=limits.session_lease_s,
         metavar="S",
-        help="how long an open session may ask for nothing before it is forgotten",
+        help="an open session that asks for nothing for so many seconds is forgotten",
     )
     add_engine_arguments(parser)  # for proposers that have a model
     parser.set_defaults(model=None)

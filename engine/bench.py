@@ -5,7 +5,6 @@ rollback of what was drafted. B is `engine/bare_forward.py`. They alternate A B 
 else the machine does meets both; each pair gives one ratio.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -23,6 +22,7 @@ from engine.bench_report import machine_lines, quartiles, table
 from engine.models.config import LoadedModel, ModelFileError
 from engine.models.loading import load_model
 from tandem.models import ModelNotFoundError, resolve_model
+from tandem.serving.options import make_parser
 
 WIDTHS = (1, 2, 4, 5, 8)  # rows a sequence; 5 is one committed token and four drafts
 BATCH_SIZES = (1, 8)
@@ -150,7 +150,7 @@ def _drafted_cost(by_shape: dict[tuple[str, int, int], Measurement], dtype: str,
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line: measure, write the report, and show it."""
-    parser = argparse.ArgumentParser(prog="python -m engine.bench", description=__doc__)
+    parser = make_parser("tandem bench engine", __doc__)
     parser.add_argument("--model", default="smollm2-135m", help="a pulled name, a model directory or a .gguf file")
     parser.add_argument("--dtype", choices=[*DTYPES], action="append", help="repeatable; default: all")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="intra-op threads")

@@ -1,4 +1,4 @@
-"""`python -m orchestrator`: connect to the replicas, agree with them, serve applications."""
+"""`tandem serve orchestrator`: connect to the replicas, agree with them, serve applications."""
 
 import argparse
 import asyncio
@@ -26,7 +26,14 @@ from tandem.serving.channels import (
     parse_address,
 )
 from tandem.serving.life import PortInUseError, configure_logging, run_server
-from tandem.serving.options import add_server_arguments, natural_int, positive_int, seconds, server_settings
+from tandem.serving.options import (
+    add_server_arguments,
+    make_parser,
+    natural_int,
+    positive_int,
+    seconds,
+    server_settings,
+)
 from tandem.vocabulary import Vocabulary, VocabularyError
 
 _DRAFT_WAIT_S = 3.0  # for a draft service that would have to be refused; one that is not there keeps nobody waiting
@@ -105,11 +112,7 @@ def _load_vocabulary(options: argparse.Namespace) -> tuple[Vocabulary, str]:
 
 def build_parser() -> argparse.ArgumentParser:
     """Every option of the service."""
-    parser = argparse.ArgumentParser(
-        prog="python -m orchestrator",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = make_parser("tandem serve orchestrator", __doc__)
     add_server_arguments(parser, "127.0.0.1:50050")
     parser.add_argument("--target", required=True, metavar="HOST:PORT", help="the target service")
     parser.add_argument("--draft", metavar="HOST:PORT", help="the draft service; without one nothing is drafted")
@@ -119,13 +122,29 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--num-draft-tokens", type=natural_int, default=NUM_DRAFT_TOKENS, metavar="K", help="most drafts a round"
     )
-    parser.add_argument("--draft-timeout", type=seconds, default=5.0, metavar="S", help="longest wait for drafts")
-    parser.add_argument("--target-timeout", type=seconds, default=60.0, metavar="S", help="before asking again")
     parser.add_argument(
-        "--reconnect-timeout", type=seconds, default=60.0, metavar="S", help="longest wait for a lost target"
+        "--draft-timeout",
+        type=seconds,
+        default=5.0,
+        metavar="S",
+        help="longest wait of a round for drafts, in seconds",
     )
     parser.add_argument(
-        "--connect-timeout", type=seconds, default=30.0, metavar="S", help="longest wait for the services at start"
+        "--target-timeout", type=seconds, default=60.0, metavar="S", help="seconds before a round is asked again"
+    )
+    parser.add_argument(
+        "--reconnect-timeout",
+        type=seconds,
+        default=60.0,
+        metavar="S",
+        help="longest wait for a lost target, in seconds",
+    )
+    parser.add_argument(
+        "--connect-timeout",
+        type=seconds,
+        default=30.0,
+        metavar="S",
+        help="longest wait for the services at start, in seconds",
     )
     parser.add_argument(
         "--max-requests",

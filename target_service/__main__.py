@@ -1,4 +1,4 @@
-"""`python -m target_service`: load the target model, prove its numerics, verify for orchestrators."""
+"""`tandem serve target`: load the target model, prove its numerics, verify for orchestrators."""
 
 import argparse
 import asyncio
@@ -13,7 +13,13 @@ from engine.backends.registry import load_engine
 from tandem.serving.channels import MAX_INNER_MESSAGE_BYTES
 from tandem.serving.compute import ComputeThread
 from tandem.serving.life import run_server
-from tandem.serving.options import add_server_arguments, positive_int, seconds, server_settings
+from tandem.serving.options import (
+    add_server_arguments,
+    make_parser,
+    positive_int,
+    seconds,
+    server_settings,
+)
 from tandem.serving.start import run_service
 from tandem.target.v1 import target_pb2_grpc
 from tandem.types import ModelInfo
@@ -27,38 +33,48 @@ _log = logging.getLogger("target_service")
 def build_parser() -> argparse.ArgumentParser:
     """Every option of the service."""
     limits = Limits()
-    parser = argparse.ArgumentParser(
-        prog="python -m target_service",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = make_parser("tandem serve target", __doc__)
     add_server_arguments(parser, "127.0.0.1:50051")
     group = parser.add_argument_group("limits")
     group.add_argument(
-        "--max-sessions", type=positive_int, default=limits.max_sessions, help="most sessions running at once"
+        "--max-sessions",
+        type=positive_int,
+        default=limits.max_sessions,
+        metavar="N",
+        help="most sessions running at once",
     )
     group.add_argument(
-        "--max-waiting-sessions", type=int, default=limits.max_waiting_sessions, help="most sessions queued"
+        "--max-waiting-sessions",
+        type=int,
+        default=limits.max_waiting_sessions,
+        metavar="N",
+        help="most sessions queued",
     )
-    group.add_argument("--max-draft-tokens", type=int, default=limits.max_draft_tokens, help="most drafts a round")
+    group.add_argument(
+        "--max-draft-tokens",
+        type=int,
+        default=limits.max_draft_tokens,
+        metavar="K",
+        help="most drafts a round",
+    )
     group.add_argument(
         "--max-prefill-tokens",
         type=positive_int,
-        default=None,
-        help=f"most prompt tokens of a forward while others decode; None: {MAX_PREFILL_TOKENS}, or what fits",
+        metavar="N",
+        help=f"most prompt tokens of a forward while others decode; default: {MAX_PREFILL_TOKENS}, or what fits",
     )
     group.add_argument(
         "--max-batch",
         type=positive_int,
-        default=None,
-        help="most sessions of a forward; None: as many as it has tokens for",
+        metavar="N",
+        help="most sessions of a forward; default: as many as it has tokens for",
     )
     group.add_argument(
         "--session-lease",
         type=seconds,
         default=limits.session_lease_s,
         metavar="S",
-        help="a session without an item for longer is freed",
+        help="a session without an item for so many seconds is freed",
     )
     add_engine_arguments(parser)
     return parser

@@ -8,7 +8,6 @@ The committed tokens were sampled by the model itself. There is no model at V = 
 with the spread of the real logits, and only B is timed.
 """
 
-import argparse
 import statistics
 import sys
 import time
@@ -27,6 +26,7 @@ from engine.sampling.policies import VerifyRows
 from engine.sampling.processors import needs_no_logits
 from engine.sampling.sampler import finite_argmax
 from tandem.models import ModelNotFoundError, resolve_model
+from tandem.serving.options import make_parser
 from tandem.types import Verdict, VerificationPolicy
 from target_service.sampling_workload import NUM_DRAFTS, Case, accepted_requests, all_cases, sampled_contexts
 from target_service.verifier import decide_argmax, decide_each, decide_logits
@@ -168,7 +168,7 @@ def _section_lines(section: Section) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line: measure, write the report, and show it."""
-    parser = argparse.ArgumentParser(prog="python -m target_service.bench_sampling", description=__doc__)
+    parser = make_parser("tandem bench sampling", __doc__)
     parser.add_argument("--model", default="smollm2-135m", help="a pulled name, a model directory or a .gguf file")
     parser.add_argument(
         "--threads", type=int, action="append", help="intra-op threads; repeatable; default: 2 and 1"

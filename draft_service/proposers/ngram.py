@@ -39,8 +39,8 @@ class NgramProposer:
 
 def add_options(group: OptionGroup) -> None:
     """Add --max-ngram-size and --min-ngram-size."""
-    group.add_argument("--max-ngram-size", type=int, default=5, help="most tokens to match")
-    group.add_argument("--min-ngram-size", type=int, default=1, help="fewest tokens to match")
+    group.add_argument("--max-ngram-size", type=int, default=5, metavar="N", help="most tokens to match")
+    group.add_argument("--min-ngram-size", type=int, default=1, metavar="N", help="fewest tokens to match")
 
 
 def load_ngram(settings: ProposerSettings) -> NgramProposer:
