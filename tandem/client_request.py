@@ -1,17 +1,16 @@
 """From a function call's arguments to a GenerateRequest; the same for the async and the sync client."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import StrEnum
-from operator import index
-from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Any, TypeAlias, TypedDict, Unpack
 
+from tandem import client_values as values
 from tandem import codec
 from tandem.client_errors import InvalidRequestError
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.types import DraftProbsTransport, LogprobsMode, VerificationPolicy
+from tandem.validation import InvalidArgumentError
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]
-EnumT = TypeVar("EnumT", bound=StrEnum)
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -48,42 +47,43 @@ class GenerateOptions(TypedDict, total=False):
     timeout: float | None  # seconds for the whole call; None: no limit
 
 
-_REQUEST: dict[str, Callable[[Any], Any]] = {
-    "request_id": str,
-    "n": index,
-    "sample_index": index,
-    "priority": index,
+_Converter: TypeAlias = Callable[[str, Any], Any]  # of an option's name and value
+_REQUEST: dict[str, _Converter] = {
+    "request_id": values.text,
+    "n": values.uint32,
+    "sample_index": values.uint32,
+    "priority": values.int32,
 }
-_SAMPLING: dict[str, Callable[[Any], Any]] = {
-    "temperature": float,
-    "top_p": float,
-    "top_k": index,
-    "min_p": float,
-    "repetition_penalty": float,
-    "presence_penalty": float,
-    "frequency_penalty": float,
-    "logit_bias": dict,
-    "seed": index,
-    "bad_token_ids": list,
-    "allowed_token_ids": list,
+_SAMPLING: dict[str, _Converter] = {
+    "temperature": values.float32,
+    "top_p": values.float32,
+    "top_k": values.uint32,
+    "min_p": values.float32,
+    "repetition_penalty": values.float32,
+    "presence_penalty": values.float32,
+    "frequency_penalty": values.float32,
+    "logit_bias": values.biases,
+    "seed": values.uint64,
+    "bad_token_ids": values.token_ids,
+    "allowed_token_ids": values.token_ids,
 }
-_STOPPING: dict[str, Callable[[Any], Any]] = {
-    "max_tokens": index,
-    "min_tokens": index,
-    "stop": lambda stop: [stop] if isinstance(stop, str) else [_text(text) for text in stop],
-    "stop_token_ids": list,
-    "ignore_eos": bool,
-    "include_stop_in_output": bool,
+_STOPPING: dict[str, _Converter] = {
+    "max_tokens": values.uint32,
+    "min_tokens": values.uint32,
+    "stop": values.texts,
+    "stop_token_ids": values.token_ids,
+    "ignore_eos": values.boolean,
+    "include_stop_in_output": values.boolean,
 }
-_LOGPROBS: dict[str, Callable[[Any], Any]] = {
-    "top_logprobs": index,
-    "logprobs_mode": lambda name: codec.logprobs_mode_to_proto(_member(name, LogprobsMode)),
+_LOGPROBS: dict[str, _Converter] = {
+    "top_logprobs": values.uint32,
+    "logprobs_mode": values.member_of(LogprobsMode, codec.logprobs_mode_to_proto),
 }
-_SPECULATION: dict[str, Callable[[Any], Any]] = {
-    "speculation": bool,
-    "num_draft_tokens": index,
-    "verification_policy": lambda name: codec.policy_to_proto(_member(name, VerificationPolicy)),
-    "draft_probs_transport": lambda name: codec.transport_to_proto(_member(name, DraftProbsTransport)),
+_SPECULATION: dict[str, _Converter] = {
+    "speculation": values.boolean,
+    "num_draft_tokens": values.uint32,
+    "verification_policy": values.member_of(VerificationPolicy, codec.policy_to_proto),
+    "draft_probs_transport": values.member_of(DraftProbsTransport, codec.transport_to_proto),
 }
 _PROTO_NAMES = {"speculation": "enabled", "top_logprobs": "num_top", "logprobs_mode": "mode"}
 
@@ -97,19 +97,23 @@ def build_request(prompt: Prompt, **options: Unpack[GenerateOptions]) -> pb.Gene
     if unknown:
         raise TypeError(f"unknown option {unknown[0]!r}; there are: {', '.join(GenerateOptions.__annotations__)}")
     request = pb.GenerateRequest()
-    _set_prompt(request, prompt)
     given = {name: value for name, value in options.items() if value is not None}
-    _ask_logprobs(request, given)
-    for message, converters in (
-        (request, _REQUEST),
-        (request.sampling, _SAMPLING),
-        (request.stopping, _STOPPING),
-        (request.logprobs, _LOGPROBS),
-        (request.speculation, _SPECULATION),
-    ):
-        for name, convert in converters.items():
-            if name in given:
-                _assign(message, name, given[name], convert)
+    try:
+        _set_prompt(request, prompt)
+        _ask_logprobs(request, given)
+        values.timeout(given.get("timeout"))
+        for message, converters in (
+            (request, _REQUEST),
+            (request.sampling, _SAMPLING),
+            (request.stopping, _STOPPING),
+            (request.logprobs, _LOGPROBS),
+            (request.speculation, _SPECULATION),
+        ):
+            for name, convert in converters.items():
+                if name in given:
+                    _assign(message, _PROTO_NAMES.get(name, name), convert(name, given[name]))
+    except InvalidArgumentError as error:
+        raise InvalidRequestError("INVALID_ARGUMENT", str(error)) from error
     return request
 
 
@@ -125,64 +129,46 @@ def refuse_several(options: GenerateOptions) -> None:
 def _set_prompt(request: pb.GenerateRequest, prompt: Prompt) -> None:
     """Text, token ids, or chat messages (mappings with role and content)."""
     if isinstance(prompt, str):
-        _assign(request, "text", prompt, str)
+        request.text = values.text("prompt", prompt)
         return
     if isinstance(prompt, bytes | bytearray | Mapping) or not hasattr(prompt, "__len__"):
-        raise InvalidRequestError(
-            "INVALID_ARGUMENT",
-            f"prompt: {type(prompt).__name__} is neither text, nor a list of token ids, nor a list of chat messages",
+        raise InvalidArgumentError(
+            "prompt",
+            f"{type(prompt).__name__} is neither text, nor a list of token ids, nor a list of chat messages",
         )
     if len(prompt) > 0 and isinstance(prompt[0], Mapping):
         for number, turn in enumerate(prompt):
             if not isinstance(turn, Mapping) or not turn.keys() >= {"role", "content"}:
-                raise InvalidRequestError("INVALID_ARGUMENT", f"prompt[{number}] has no role and content: {turn!r}")
-            message = request.chat.messages.add()
-            _assign(message, "role", turn["role"], _text)
-            _assign(message, "content", turn["content"], _text)
+                raise InvalidArgumentError(f"prompt[{number}]", f"has no role and content: {turn!r}")
+            request.chat.messages.add(
+                role=values.text(f"prompt[{number}].role", turn["role"]),
+                content=values.text(f"prompt[{number}].content", turn["content"]),
+            )
     else:
         request.tokens.SetInParent()
-        _assign(request.tokens, "ids", prompt, lambda ids: [index(token_id) for token_id in ids])
+        request.tokens.ids.extend(values.token_ids("prompt", prompt))
 
 
 def _ask_logprobs(request: pb.GenerateRequest, given: Mapping[str, Any]) -> None:
-    """Ask for them if wanted; InvalidRequestError for a count as `logprobs`, or for details of what is not wanted."""
+    """Ask for them if wanted; InvalidArgumentError for a count as `logprobs`, or for details of what is not wanted."""
     wanted = given.get("logprobs", False)
     if not isinstance(wanted, bool):
-        problem = (
-            f"logprobs: {wanted!r} is neither True nor False; top_logprobs takes the number of likeliest tokens"
+        raise InvalidArgumentError(
+            "logprobs", f"{wanted!r} is neither True nor False; top_logprobs takes the number of likeliest tokens"
         )
-        raise InvalidRequestError("INVALID_ARGUMENT", problem)
     if wanted:
         request.logprobs.SetInParent()
         return
     for name in _LOGPROBS:
         if name in given:
-            raise InvalidRequestError("INVALID_ARGUMENT", f"{name}: needs logprobs=True")
+            raise InvalidArgumentError(name, "needs logprobs=True")
 
 
-def _member(name: str, kind: type[EnumT]) -> EnumT:
-    if name not in set(kind):
-        raise ValueError(f"{name!r} is not offered; there are: {', '.join(kind)}")
-    return kind(name)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
-    return value
-
-
-def _assign(message: Any, name: str, value: Any, convert: Callable[[Any], Any]) -> None:
-    """Set a scalar, repeated or map field; InvalidRequestError naming it when the value does not fit."""
-    field = _PROTO_NAMES.get(name, name)
-    try:
-        converted = convert(value)
-        if isinstance(converted, dict):
-            getattr(message, field).update(converted)
-        elif isinstance(converted, list):
-            getattr(message, field).extend(converted)
-        else:
-            setattr(message, field, converted)
-    except (TypeError, ValueError, KeyError) as error:
-        label = "prompt" if name in ("ids", "text", "role", "content") else name
-        raise InvalidRequestError("INVALID_ARGUMENT", f"{label}: {error}") from error
+def _assign(message: Any, field: str, value: Any) -> None:
+    """Set a scalar, repeated or map field."""
+    if isinstance(value, dict):
+        getattr(message, field).update(value)
+    elif isinstance(value, list):
+        getattr(message, field).extend(value)
+    else:
+        setattr(message, field, value)

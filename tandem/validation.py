@@ -29,7 +29,12 @@ def check_range(field: str, value: float, low: float, high: float, *, low_open: 
     """Raise unless low <= value <= high (low < value when `low_open`); NaN never passes."""
     if not (low < value if low_open else low <= value) or not value <= high:
         opening = "(" if low_open else "["
-        raise InvalidArgumentError(field, f"{value!r} is outside {opening}{low:g}, {high:g}]")
+        raise InvalidArgumentError(field, f"{value!r} is outside {opening}{_limit(low)}, {_limit(high)}]")
+
+
+def _limit(value: float) -> str:
+    """A whole number in full: 2**64 - 1 is not 1.8e+19."""
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:

@@ -21,6 +21,20 @@ def test_nothing_said_is_nothing_set() -> None:
     assert not request.HasField("n")
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    request = build_request(
+        "hi", seed=np.uint64(7), temperature=np.float32(0.5), ignore_eos=np.True_, stop_token_ids=np.array([3])
+    )  # type: ignore[arg-type]
+    assert (request.sampling.seed, request.sampling.temperature) == (7, 0.5)
+    assert request.stopping.ignore_eos
+    assert list(request.stopping.stop_token_ids) == [3]
+
+
+def test_what_is_no_finite_number_travels_to_be_refused_with_the_limit_of_its_field() -> None:
+    for value in (float("inf"), float("nan"), 10**400):
+        assert not np.isfinite(build_request("hi", temperature=value).sampling.temperature)
+
+
 def test_zero_is_a_value() -> None:
     request = build_request("hi", temperature=0, seed=0, top_k=0, num_draft_tokens=0, speculation=False)
     for name in ("temperature", "seed", "top_k"):
@@ -89,20 +103,38 @@ def test_every_option_has_its_field() -> None:
 @pytest.mark.parametrize(
     ("prompt", "options", "field"),
     [
-        ("hi", {"max_tokens": -1}, "max_tokens"),
-        ("hi", {"seed": 2**64}, "seed"),
-        ("hi", {"seed": 1.5}, "seed"),
-        ("hi", {"temperature": "hot"}, "temperature"),
-        ("hi", {"logit_bias": {-1: 1.0}}, "logit_bias"),
-        ("hi", {"stop_token_ids": [2**32]}, "stop_token_ids"),
-        ("hi", {"verification_policy": "foo"}, "verification_policy"),
-        ("hi", {"n": -1}, "n"),
-        ("hi", {"n": 1.5}, "n"),
-        ("hi", {"sample_index": 2**32}, "sample_index"),
+        ("hi", {"max_tokens": -1}, r"max_tokens: -1 is outside \[0, 4294967295\]"),
+        ("hi", {"max_tokens": True}, "max_tokens: True is not an integer"),
+        ("hi", {"max_tokens": "9"}, "max_tokens: '9' is not an integer"),
+        ("hi", {"seed": -1}, r"seed: -1 is outside \[0, 18446744073709551615\]"),
+        ("hi", {"seed": 2**64}, r"seed: 18446744073709551616 is outside \[0, 18446744073709551615\]"),
+        ("hi", {"seed": 1.5}, "seed: 1.5 is not an integer"),
+        ("hi", {"priority": 2**31}, r"priority: 2147483648 is outside \[-2147483648, 2147483647\]"),
+        ("hi", {"temperature": "0.5"}, "temperature: '0.5' is not a number"),
+        ("hi", {"temperature": [1]}, r"temperature: \[1\] is not a number"),
+        ("hi", {"temperature": 1e39}, r"temperature: 1e\+39 is outside \[-3.40282e\+38, 3.40282e\+38\]"),
+        ("hi", {"logit_bias": {-1: 1.0}}, r"logit_bias: -1 is outside \[0, 4294967295\]"),
+        ("hi", {"logit_bias": {7: "x"}}, r"logit_bias\[7\]: 'x' is not a number"),
+        ("hi", {"logit_bias": [7]}, r"logit_bias: \[7\] is not a mapping from token ids to numbers"),
+        ("hi", {"stop_token_ids": [5, 2**32]}, r"stop_token_ids\[1\]: 4294967296 is outside \[0, 4294967295\]"),
+        ("hi", {"bad_token_ids": 5}, "bad_token_ids: 5 is not a list of token ids"),
+        ("hi", {"allowed_token_ids": "57"}, "allowed_token_ids: '57' is not a list of token ids"),
+        ("hi", {"stop": 5}, "stop: 5 is not a list of texts"),
+        ("hi", {"stop": ["x", 5]}, r"stop\[1\]: 5 is not text"),
+        ("hi", {"request_id": 5}, "request_id: 5 is not text"),
+        ("hi", {"ignore_eos": "no"}, "ignore_eos: 'no' is neither True nor False"),
+        ("hi", {"speculation": 0}, "speculation: 0 is neither True nor False"),
+        ("hi", {"verification_policy": ["greedy"]}, r"verification_policy: \['greedy'\] is not offered; there are"),
+        ("hi", {"n": -1}, r"n: -1 is outside \[0, 4294967295\]"),
+        ("hi", {"n": 1.5}, "n: 1.5 is not an integer"),
+        ("hi", {"sample_index": 2**32}, r"sample_index: 4294967296 is outside \[0, 4294967295\]"),
+        ("hi", {"timeout": -1}, r"timeout: -1.0 is outside \[0, 1e\+06\]"),
+        ("hi", {"timeout": float("nan")}, r"timeout: nan is outside \[0, 1e\+06\]"),
+        ("hi", {"timeout": "5"}, "timeout: '5' is not a number"),
         ("hi", {"draft_probs_transport": "foo"}, "draft_probs_transport: 'foo' is not offered; there are: one_hot"),
-        ([-1], {}, "prompt"),
-        ([1, "x"], {}, "prompt"),
-        ("\ud800", {}, "prompt"),
+        ([-1], {}, r"prompt\[0\]: -1 is outside \[0, 4294967295\]"),
+        ([1, "x"], {}, r"prompt\[1\]: 'x' is not an integer"),
+        ("hi \ud800", {}, r"prompt: character 3, '\\ud800', has no UTF-8 form"),
         ([{"role": "user"}], {}, r"prompt\[0\]"),
         ("hi", {"logprobs": 5}, "logprobs: 5 is neither True nor False; top_logprobs takes the number"),
         ("hi", {"top_logprobs": 5}, "top_logprobs: needs logprobs=True"),
@@ -130,7 +162,7 @@ def test_prompts_of_no_known_kind_are_refused_by_type(prompt: Any) -> None:
 
 @pytest.mark.parametrize("content", [None, 5, [{"type": "text", "text": "x"}]])
 def test_chat_messages_are_text(content: Any) -> None:
-    with pytest.raises(InvalidRequestError, match=r"prompt: .* is not text"):
+    with pytest.raises(InvalidRequestError, match=r"prompt\[0\]\.content: .* is not text"):
         build_request([{"role": "user", "content": content}])
 
 
