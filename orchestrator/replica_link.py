@@ -18,7 +18,7 @@ import grpc
 from orchestrator.replica_api import ItemT, ReplicaApi, ReplicaInfo, ResultT
 from tandem import codec
 from tandem.serving.batches import batches_of
-from tandem.serving.channels import open_channel
+from tandem.serving.channels import open_channel, why_not_connected
 from tandem.types import ItemError, Load
 
 _log = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ class ReplicaLink(Generic[ItemT, ResultT]):
             self._checked.set()
             return str(error)
         except grpc.aio.AioRpcError as error:
-            return f"{error.code().name}: {error.details()}"
+            return why_not_connected(error.details() or "") or f"{error.code().name}: {error.details()}"
         except Exception:  # noqa: BLE001 - whatever an answer did to us, the link must be made again
             _log.exception("%s: unexpected error", self)
             return "an unexpected error, see the log"

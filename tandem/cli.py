@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem import cluster_options, generate_command, models
 from tandem.client import SyncTandemClient, TandemError
+from tandem.client_errors import describe_rpc_error
 from tandem.defaults import NUM_DRAFT_TOKENS
 from tandem.processes import MODULES, LocalCluster, ServiceStartError, require_engine, service_command
 from tandem.serving.channels import AddressError, open_channel
@@ -228,7 +229,8 @@ def health(
     except AddressError as error:
         raise fail(str(error)) from error
     except grpc.aio.AioRpcError as error:
-        typer.echo(f"{address}: {error.code().name}", err=True)
+        problem = describe_rpc_error(error, address, _TIMEOUT_S)
+        typer.echo(f"tandem: {error.code().name}: {problem}", err=True)
         raise typer.Exit(1) from error
     typer.echo(health_pb2.HealthCheckResponse.ServingStatus.Name(state))
     raise typer.Exit(0 if state == health_pb2.HealthCheckResponse.SERVING else 1)

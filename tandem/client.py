@@ -15,8 +15,10 @@ Leaving the loop early, or cancelling the task that runs it, cancels the request
 """
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -85,6 +87,10 @@ class _ClientBase:
         self.address = address
         self._options = channel_options(MAX_APPLICATION_MESSAGE_BYTES)
 
+    def _as_error(self, timeout_s: float | None) -> Callable[[Any], TandemError]:
+        """What makes a typed error of what gRPC raises about a call with this timeout."""
+        return partial(from_rpc_error, address=self.address, timeout_s=timeout_s)
+
 
 class TandemClient(_ClientBase):
     """Calls an orchestrator from asyncio. May be made before the event loop runs; use it on one loop at a time."""
@@ -102,7 +108,10 @@ class TandemClient(_ClientBase):
         the wire cannot carry; the iteration raises TandemError for the rest, and what has come stays readable.
         """
         request = build_request(prompt, **options)
-        return Generation(lambda: self._start(request, options.get("timeout")), codec.sample_indices(request))
+        timeout = options.get("timeout")
+        return Generation(
+            lambda: self._start(request, timeout), codec.sample_indices(request), self._as_error(timeout)
+        )
 
     async def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> GenerationResult:
         """The whole answer at once. InvalidRequestError for n > 1, TandemError when it fails."""
@@ -124,7 +133,7 @@ class TandemClient(_ClientBase):
             call: Any = self._stub().GetInfo(pb.GetInfoRequest(), timeout=timeout)
             return _server_info(await call)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+            raise self._as_error(timeout)(error) from error
 
     async def close(self) -> None:
         """Cancel what runs, and disconnect."""
@@ -173,8 +182,11 @@ class SyncTandemClient(_ClientBase):
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> SyncGeneration:
         """As `TandemClient.generate`."""
         request = build_request(prompt, **options)
+        timeout = options.get("timeout")
         return SyncGeneration(
-            lambda: self._stub.Generate(request, timeout=options.get("timeout")), codec.sample_indices(request)
+            lambda: self._stub.Generate(request, timeout=timeout),
+            codec.sample_indices(request),
+            self._as_error(timeout),
         )
 
     def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> GenerationResult:
@@ -195,7 +207,7 @@ class SyncTandemClient(_ClientBase):
         try:
             return _server_info(self._stub.GetInfo(pb.GetInfoRequest(), timeout=timeout))
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
+            raise self._as_error(timeout)(error) from error
 
     def close(self) -> None:
         """Cancel what runs, and disconnect."""

@@ -4,6 +4,8 @@ from typing import Any
 
 import grpc
 
+from tandem.serving.channels import why_not_connected
+
 
 class TandemError(Exception):
     """A call that failed. `code` is the gRPC status by name, for example "UNAVAILABLE"."""
@@ -43,10 +45,21 @@ _CLASSES: dict[grpc.StatusCode, type[TandemError]] = {
 }
 
 
-def from_rpc_error(error: Any) -> TandemError:
-    """The typed error for a grpc.RpcError, which is a finished call as well."""
+def from_rpc_error(error: Any, address: str, timeout_s: float | None) -> TandemError:
+    """The typed error for a grpc.RpcError (a finished call as well) of a call to `address` with this timeout."""
     code: grpc.StatusCode = error.code()
-    details = error.details() or "no details"
+    details = describe_rpc_error(error, address, timeout_s)
     if code is grpc.StatusCode.UNIMPLEMENTED and details.startswith("Method not found"):  # gRPC's own words
-        details = "this service is not an orchestrator; is it the target's or the draft's port?"
+        details = f"the service at {address} is not an orchestrator; is it the target's or the draft's port?"
     return _CLASSES.get(code, TandemError)(code.name, details)
+
+
+def describe_rpc_error(error: Any, address: str, timeout_s: float | None) -> str:
+    """What a service said about a failed call; where gRPC itself speaks, who was called and how long was waited."""
+    details = str(error.details() or "no details")
+    cause = why_not_connected(details)
+    if cause is not None:
+        return f"no Tandem service answers at {address}: {cause}"
+    if timeout_s is not None and "Deadline Exceeded" in details:  # gRPC's own words
+        return f"{address} had not answered in full when the timeout of {timeout_s:g} s passed"
+    return details

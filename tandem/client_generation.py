@@ -7,16 +7,19 @@ from typing import Any
 import grpc
 
 from tandem.client_answers import Answer, AnswersFolder
-from tandem.client_errors import TandemError, from_rpc_error
+from tandem.client_errors import TandemError
 from tandem.client_result import Chunk, GenerationResult
 
 
 class GenerationBase:
     """What has arrived of one generation; it stays readable after an error."""
 
-    def __init__(self, start: Callable[[], Any], sample_indices: range) -> None:
-        """`start` makes the call for the answers of these sample indices."""
+    def __init__(
+        self, start: Callable[[], Any], sample_indices: range, as_error: Callable[[Any], TandemError]
+    ) -> None:
+        """`start` makes the call for the answers of these sample indices; `as_error`: of what gRPC raises."""
         self._start = start
+        self._as_error = as_error
         self._sample_indices = sample_indices
         self._folder = AnswersFolder(sample_indices)
         self._is_used = False
@@ -74,7 +77,7 @@ class Generation(GenerationBase):
                 if chunk is not None:
                     yield chunk
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+            raise self._as_error(error) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -100,7 +103,7 @@ class SyncGeneration(GenerationBase):
                 if chunk is not None:
                     yield chunk
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
+            raise self._as_error(error) from error
         finally:
             call.cancel()
         self._folder.finish()

@@ -1,6 +1,7 @@
 """Addresses, channel and server options: one place, so that both ends agree on sizes and keepalive."""
 
 import ipaddress
+import re
 
 import grpc
 
@@ -8,6 +9,12 @@ MAX_INNER_MESSAGE_BYTES = 32 * 1024 * 1024
 MAX_APPLICATION_MESSAGE_BYTES = 4 * 1024 * 1024
 
 _Options = list[tuple[str, int]]
+# How gRPC says that there is no connection, and where in it the cause stands.
+_NO_CONNECTION = re.compile(
+    r"failed to connect to all addresses; last error: \w+: \S+: (?:Failed to connect to remote host: )?(?P<refused>.+)"
+    r"|(?:errors resolving|DNS resolution failed).*?(?:address lookup failed for \S+: (?P<unknown>[^\]]+)|$)",
+    re.DOTALL,
+)
 
 
 class AddressError(ValueError):
@@ -64,6 +71,12 @@ def channel_options(max_message_bytes: int) -> _Options:
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 2_000),
     ]
+
+
+def why_not_connected(details: str) -> str | None:
+    """The cause in gRPC's words about a connection that could not be made; None when they are about something else."""
+    match = _NO_CONNECTION.match(details)
+    return (match["refused"] or match["unknown"] or details) if match else None
 
 
 def open_channel(address: str, max_message_bytes: int = MAX_INNER_MESSAGE_BYTES) -> grpc.aio.Channel:

@@ -123,7 +123,7 @@ def test_every_status_has_its_error(kind: str, status: grpc.StatusCode, error: t
 @BOTH
 def test_a_server_that_is_not_there_is_unavailable(kind: str) -> None:
     async def scenario() -> None:
-        with pytest.raises(UnavailableError):
+        with pytest.raises(UnavailableError, match=r"no Tandem service answers at 127\.0\.0\.1:1: .*refused"):
             await complete_with(kind, "127.0.0.1:1", timeout=20)
 
     run(scenario())
@@ -134,8 +134,9 @@ def test_the_timeout_is_the_calls_deadline(kind: str) -> None:
     async def scenario() -> None:
         servicer = ScriptedServicer(FULL[:1], hangs=True)
         async with serving(servicer) as address:
-            with pytest.raises(DeadlineExceededError):
+            with pytest.raises(DeadlineExceededError) as caught:
                 await complete_with(kind, address, timeout=0.1)
+            assert caught.value.message == f"{address} had not answered in full when the timeout of 0.1 s passed"
             await until(lambda: servicer.num_open == 0)
         (remaining,) = servicer.times_remaining
         assert remaining is not None

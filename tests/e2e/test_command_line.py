@@ -146,6 +146,8 @@ def test_ctrl_c_frees_both_services_sessions_within_a_round(addresses: dict[str,
 @pytest.mark.parametrize(
     ("options", "named"),
     [
+        (["--seed", "-1"], "seed: -1 is outside [0, 18446744073709551615]"),
+        (["--timeout", "-1"], "timeout: -1.0 is outside [0, 1e+06]"),
         (["--max-tokens", "0"], "stopping.max_tokens: 0 is less than 1"),
         (["--temperature", "-1"], "sampling.temperature: -1.0 is outside [0, 100]"),
         (["--temperature", "nan"], "sampling.temperature: nan is outside [0, 100]"),
@@ -205,7 +207,9 @@ def test_status_and_health_tell_what_is_served(addresses: dict[str, str]) -> Non
     assert "draft_model" in status.stdout
     for address in addresses.values():
         assert tandem("health", "--address", address).stdout == "SERVING\n"
-    assert tandem("health", "--address", "127.0.0.1:1").returncode == 1
+    nobody = tandem("health", "--address", "127.0.0.1:1")
+    assert nobody.returncode == 1
+    assert "UNAVAILABLE: no Tandem service answers at 127.0.0.1:1: " in nobody.stderr
 
 
 def test_a_taken_port_is_named(addresses: dict[str, str]) -> None:
@@ -229,7 +233,8 @@ def test_a_taken_port_is_named(addresses: dict[str, str]) -> None:
         (["up", "--port", "0", "--toy", TOY, "--max-batch", "none"], "--max-batch"),
         (["generate", "x", "--address", "127.0.0.1:1", "--draft-model", "y"], "--draft-model"),
         (["generate", "x", "--address", "nowhere"], "HOST:PORT"),
-        (["generate", "x", "--address", "127.0.0.1:1"], "127.0.0.1:1"),
+        (["generate", "x", "--address", "127.0.0.1:1"], "no Tandem service answers at 127.0.0.1:1: "),
+        (["status", "--address", "127.0.0.1:1"], "no Tandem service answers at 127.0.0.1:1: "),
         (["models", "pull", "gpt-9"], "smollm2-135m"),
     ],
 )
