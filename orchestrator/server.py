@@ -19,7 +19,7 @@ from orchestrator.replica_link import LinkLostError, ReplicaLink
 from orchestrator.requests import CheckedRequest, Offer, check_answers, check_request
 from orchestrator.sequence import BadVerdictError, RoundOutput, Sequence
 from orchestrator.session_handle import Deadline, SessionHandle
-from orchestrator.target_session import TargetPatience, TargetSession
+from orchestrator.target_session import TargetPatience, TargetSession, not_reached
 from orchestrator.text_stream import TextStream
 from tandem import codec
 from tandem.defaults import MAX_SESSIONS, NUM_DRAFT_TOKENS
@@ -35,6 +35,7 @@ _log = logging.getLogger(__name__)
 
 SERVICE_NAME = "tandem.orchestrator.v1.OrchestratorService"
 UNLIMITED_CONTEXT = 2**31 - 1  # of a target that names no limit
+_NOTICE_S, _NOTICE_SHARE = 0.05, 0.05  # of a call's time, whichever is less
 
 TargetLink: TypeAlias = ReplicaLink[target_pb2.VerifyItem, target_pb2.VerifyResult]
 DraftLink: TypeAlias = ReplicaLink[draft_pb2.ProposeItem, draft_pb2.ProposeResult]
@@ -70,7 +71,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         arrived_at = time.monotonic()
         sample_indices = check_answers(request, self._settings.max_requests)
         with self._admitted(len(sample_indices)):
-            deadline = Deadline(context.time_remaining())
+            deadline = Deadline(_time_to_answer(context))
             if deadline.is_over:
                 raise ServiceError(
                     grpc.StatusCode.DEADLINE_EXCEEDED, "the request's deadline had passed on arrival"
@@ -132,11 +133,11 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             self._num_running -= num_answers
 
     async def _offer(self, deadline: Deadline) -> Offer:
-        """What can be served now. Without a target to ask, ServiceError UNAVAILABLE after a while."""
+        """What can be served now. Without a target to ask, ServiceError UNAVAILABLE or DEADLINE_EXCEEDED."""
         try:
             await self._target.wait_up(deadline.remaining_s(self._settings.target_patience.reconnect_s))
         except LinkLostError as error:
-            raise ServiceError(grpc.StatusCode.UNAVAILABLE, str(error)) from error
+            raise not_reached(error, deadline) from error
         if self._target.load.draining:
             raise ServiceError(grpc.StatusCode.UNAVAILABLE, f"{self._target} is shutting down; try again later")
         assert self._target.info is not None  # a link that was up has it
@@ -187,6 +188,12 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             draft_probs_transport=codec.transport_to_proto(spec.draft_probs_transport),
         )
         return pb.GenerateResponse(started=started)
+
+
+def _time_to_answer(context: _Context) -> float | None:
+    """Seconds; the last of a call's time is kept to tell the client, before its own clock does, who was waited for."""
+    remaining_s = context.time_remaining()
+    return None if remaining_s is None else remaining_s - min(_NOTICE_S, _NOTICE_SHARE * remaining_s)
 
 
 def _traceparent(context: _Context) -> str:

@@ -12,7 +12,7 @@ import grpc
 
 from orchestrator.replica_link import LinkLostError
 from orchestrator.sequence import Sequence
-from orchestrator.session_handle import SessionHandle, answer_of
+from orchestrator.session_handle import Deadline, SessionHandle, answer_of
 from tandem import codec
 from tandem.serving.errors import ServiceError
 from tandem.target.v1 import target_pb2
@@ -64,6 +64,7 @@ class TargetSession:
         started = time.monotonic()
         try:
             for _ in range(_MAX_TRIES):
+                self._check_time(sequence, started)
                 try:
                     return await self._try(sequence, proposal)
                 except (LinkLostError, TimeoutError):
@@ -76,10 +77,10 @@ class TargetSession:
                         sequence.skip_round()
                         sequence.stats.num_fallback_rounds += 1
                     else:
-                        raise _service_error(error) from error
+                        raise self._service_error(error) from error
+            self._check_time(sequence, started)
         finally:
             sequence.stats.verify_wait_s += time.monotonic() - started
-        self._check_time()
         raise ServiceError(
             grpc.StatusCode.UNAVAILABLE, f"{self._handle.link}: no verdict after {_MAX_TRIES} tries of one round"
         )
@@ -90,7 +91,6 @@ class TargetSession:
 
     async def _try(self, sequence: Sequence, proposal: Proposal) -> Verdict:
         """Open if needed, ask once, wait once."""
-        self._check_time()
         if self._handle.needs_open:
             await self._wait_for_link()
             self._check_same_model()
@@ -117,14 +117,13 @@ class TargetSession:
         try:
             await answer_of(opening, self._limit_s(), "target", "opened")
         except ItemError as error:
-            raise _service_error(error) from error
+            raise self._service_error(error) from error
 
     async def _wait_for_link(self) -> None:
         try:
             await self._handle.link.wait_up(self._handle.deadline.remaining_s(self._patience.reconnect_s))
         except LinkLostError as error:
-            self._check_time()
-            raise ServiceError(grpc.StatusCode.UNAVAILABLE, str(error)) from error
+            raise not_reached(error, self._handle.deadline) from error
 
     def _check_same_model(self) -> None:
         """ServiceError unless the target still computes what it did: half an answer of each of two is no answer."""
@@ -142,13 +141,26 @@ class TargetSession:
     def _limit_s(self) -> float:
         return self._handle.deadline.remaining_s(self._patience.answer_s)
 
-    def _check_time(self) -> None:
-        if self._handle.deadline.is_over:
-            raise ServiceError(grpc.StatusCode.DEADLINE_EXCEEDED, "the request's deadline has passed")
+    def _check_time(self, sequence: Sequence, started: float) -> None:
+        """ServiceError, saying who was waited for, once the deadline has passed; `started`: this round's wait."""
+        if not self._handle.deadline.is_over:
+            return
+        verify_wait_s = sequence.stats.verify_wait_s + time.monotonic() - started
+        raise ServiceError(
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            f"the request's deadline has passed in round {sequence.round}, after waiting {verify_wait_s:.2f} s for the "
+            f"{self._handle.link} and {sequence.stats.draft_wait_s:.2f} s for drafts",
+        )
+
+    def _service_error(self, error: ItemError) -> ServiceError:
+        """The status an application sees; what the target calls its own fault is no more than `internal error`."""
+        status = _STATUSES.get(error.code, grpc.StatusCode.INTERNAL)
+        is_internal = status is grpc.StatusCode.INTERNAL
+        return ServiceError(status, "internal error" if is_internal else f"{self._handle.link}: {error.message}")
 
 
-def _service_error(error: ItemError) -> ServiceError:
-    """The status an application sees; what the target calls its own fault is no more than `internal error`."""
-    status = _STATUSES.get(error.code, grpc.StatusCode.INTERNAL)
-    message = "internal error" if status is grpc.StatusCode.INTERNAL else f"target service: {error.message}"
-    return ServiceError(status, message)
+def not_reached(error: LinkLostError, deadline: Deadline) -> ServiceError:
+    """The status of a request whose target could not be reached for as long as it could wait."""
+    if deadline.is_over:
+        return ServiceError(grpc.StatusCode.DEADLINE_EXCEEDED, f"the request's deadline has passed: {error}")
+    return ServiceError(grpc.StatusCode.UNAVAILABLE, str(error))

@@ -151,7 +151,7 @@ def test_a_refused_open_has_the_status_of_its_reason(code: ErrorCode, status: gr
     failure = asyncio.run(scenario())
     assert failure.code is status
     is_internal = status is grpc.StatusCode.INTERNAL
-    assert ("4 blocks" in str(failure)) is not is_internal
+    assert ("target service at nowhere: the pool has 4 blocks" in str(failure)) is not is_internal
 
 
 def test_drafts_the_target_refuses_are_dropped_and_the_round_becomes_plain_decoding() -> None:
@@ -202,8 +202,11 @@ def test_a_deadline_ends_the_wait_and_nothing_is_asked_after_it() -> None:
     async def scenario() -> ServiceError:
         link: Target = FakeLink(TARGET_API, answering(None))
         sequence, target = make_sequence(), session(link, timeout_s=0.02)
-        with pytest.raises(ServiceError) as caught:
+        sequence.stats.draft_wait_s = 1.5
+        waited = r"deadline has passed in round 1, after waiting [\d.]+ s for the target service at nowhere"
+        with pytest.raises(ServiceError, match=waited) as caught:
             await target.verify(sequence, DRAFTS)
+        assert str(caught.value).endswith(" and 1.50 s for drafts")
         asked = len(link.sent)
         with pytest.raises(ServiceError):
             await target.verify(sequence, DRAFTS)
