@@ -9,6 +9,7 @@ import grpc
 
 from tandem import codec
 from tandem.chat_template import ChatTemplateError
+from tandem.defaults import MAX_TOKENS
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.serving.errors import ServiceError
 from tandem.types import DraftProbsTransport, ItemError, LogprobsOptions, SessionSpec, VerificationPolicy
@@ -22,7 +23,6 @@ from tandem.validation import (
 )
 from tandem.vocabulary import Vocabulary, VocabularyError
 
-DEFAULT_MAX_TOKENS = 256
 _NUM_SAMPLE_INDICES = 2**32  # a noise counter's word
 _RATIO_TEST_TRANSPORTS = (DraftProbsTransport.SPARSE, DraftProbsTransport.ONE_HOT, DraftProbsTransport.FULL)
 # What each policy can use; the first is taken unless the request says otherwise.
@@ -146,7 +146,7 @@ def _session_spec(request: pb.GenerateRequest, prompt: tuple[int, ...], offer: O
         token_ids=prompt,
         prompt_len=len(prompt),
         sampling=sampling,
-        max_tokens=stopping.max_tokens if has_max_tokens else min(DEFAULT_MAX_TOKENS, room),
+        max_tokens=stopping.max_tokens if has_max_tokens else min(MAX_TOKENS, room),
         min_tokens=stopping.min_tokens,
         stop_token_ids=frozenset(stopping.stop_token_ids),
         eos_token_ids=frozenset() if stopping.ignore_eos else frozenset(offer.vocabulary.eos_token_ids),

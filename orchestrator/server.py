@@ -12,12 +12,12 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from orchestrator import speculative_loop
+from orchestrator import messages, speculative_loop
 from orchestrator.answers import interleaved
 from orchestrator.draft_session import DraftSession, NoDrafts
 from orchestrator.replica_link import LinkLostError, ReplicaLink
 from orchestrator.requests import CheckedRequest, Offer, check_answers, check_request
-from orchestrator.sequence import BadVerdictError, RoundOutput, Sequence
+from orchestrator.sequence import BadVerdictError, Sequence
 from orchestrator.session_handle import Deadline, SessionHandle
 from orchestrator.target_session import TargetPatience, TargetSession, not_reached
 from orchestrator.text_stream import TextStream
@@ -78,9 +78,11 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                 )
             offer = await self._offer(deadline)
             checked = await asyncio.to_thread(check_request, request, offer)
-            yield self._started(checked)
+            assert self._target.info is not None  # as it made the offer
+            yield messages.started(checked, self._target.info.model.model_id)
             answers = [
                 _answer(
+                    self._vocabulary,
                     self._sequence(checked, sample_index, offer, arrived_at),
                     *self._sessions(checked, offer, deadline, context),
                 )
@@ -176,19 +178,6 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         handle = SessionHandle(self._draft, session_id, deadline, traceparent)
         return DraftSession(handle, self._settings.draft_timeout_s, offer.vocab_size), target
 
-    def _started(self, checked: CheckedRequest) -> pb.GenerateResponse:
-        spec = checked.spec
-        assert self._target.info is not None
-        started = pb.GenerateStarted(
-            request_id=checked.request_id,
-            num_prompt_tokens=spec.prompt_len,
-            seed=spec.sampling.seed or 0,
-            verification_policy=codec.policy_to_proto(spec.verification_policy),
-            model_id=self._target.info.model.model_id,
-            draft_probs_transport=codec.transport_to_proto(spec.draft_probs_transport),
-        )
-        return pb.GenerateResponse(started=started)
-
 
 def _time_to_answer(context: _Context) -> float | None:
     """Seconds; the last of a call's time is kept to tell the client, before its own clock does, who was waited for."""
@@ -205,6 +194,7 @@ def _traceparent(context: _Context) -> str:
 
 
 async def _answer(
+    vocabulary: Vocabulary,
     sequence: Sequence,
     proposer: speculative_loop.ProposerSession,
     verifier: speculative_loop.VerifierSession,
@@ -212,38 +202,5 @@ async def _answer(
     """One answer's messages: a chunk a round, then complete."""
     async with aclosing(speculative_loop.generate(sequence, proposer, verifier)) as rounds:
         async for output in rounds:
-            yield _chunk(output, sequence.sample_index)
-    yield _complete(sequence)
-
-
-def _chunk(output: RoundOutput, sample_index: int) -> pb.GenerateResponse:
-    chunk = pb.GenerateChunk(
-        text=output.text,
-        token_ids=output.token_ids,
-        num_draft_tokens=output.num_draft_tokens,
-        num_accepted=output.num_accepted,
-        logprobs=map(codec.token_logprobs_to_proto, output.logprobs),
-        sample_index=sample_index,
-    )
-    return pb.GenerateResponse(chunk=chunk)
-
-
-def _complete(sequence: Sequence) -> pb.GenerateResponse:
-    usage = pb.Usage(
-        num_prompt_tokens=sequence.num_prompt_tokens,
-        num_completion_tokens=sequence.num_completion_tokens,
-        time_to_first_token_us=round(sequence.time_to_first_token_s * 1e6),
-        generation_us=round(sequence.generation_s * 1e6),
-        num_cached_tokens=sequence.num_cached_tokens,
-    )
-    complete = pb.GenerateComplete(
-        finish_reason=codec.finish_reason_to_proto(sequence.finish_reason),
-        usage=usage,
-        speculation=sequence.stats.to_proto(),
-        sample_index=sequence.sample_index,
-    )
-    if sequence.matched_token_id is not None:
-        complete.matched_token_id = sequence.matched_token_id
-    elif sequence.matched_stop_string is not None:
-        complete.matched_stop_string = sequence.matched_stop_string
-    return pb.GenerateResponse(complete=complete)
+            yield messages.chunk(output, sequence.sample_index, vocabulary)
+    yield messages.complete(sequence)

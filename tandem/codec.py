@@ -160,11 +160,20 @@ def token_logprobs_to_proto(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
         rank=logprobs.rank,
         top_token_ids=logprobs.top_token_ids,
         top_logprobs=logprobs.top_logprobs,
+        token_bytes=logprobs.token_bytes,
+        top_token_bytes=logprobs.top_token_bytes,
     )
 
 
 def token_logprobs_from_proto(message: pb.TokenLogprobs) -> TokenLogprobs:
-    return TokenLogprobs(message.logprob, message.rank, tuple(message.top_token_ids), tuple(message.top_logprobs))
+    return TokenLogprobs(
+        message.logprob,
+        message.rank,
+        tuple(message.top_token_ids),
+        tuple(message.top_logprobs),
+        message.token_bytes,
+        tuple(message.top_token_bytes),
+    )
 
 
 def session_to_proto(spec: SessionSpec) -> pb.OpenSession:

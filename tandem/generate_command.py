@@ -10,7 +10,7 @@ import typer
 from tandem import cluster_options
 from tandem.client import GenerateOptions, GenerationResult, Prompt, SyncTandemClient, TandemError
 from tandem.client_request import build_request
-from tandem.defaults import NUM_DRAFT_TOKENS
+from tandem.defaults import MAX_TOKENS, NUM_DRAFT_TOKENS
 from tandem.processes import LocalCluster, ServiceStartError
 from tandem.serving.channels import AddressError
 
@@ -27,24 +27,34 @@ def generate(
         typer.Option(help=f"A running orchestrator. Default: {DEFAULT_ADDRESS} if it answers, else own services."),
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's message.")] = False,
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens to generate.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0: greedy. Default 1.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Likeliest tokens that sum to this, in (0, 1].")] = None,
-    top_k: Annotated[int | None, typer.Option(help="This many likeliest tokens; 0: all.")] = None,
-    min_p: Annotated[
-        float | None, typer.Option(help="Tokens with this share of the likeliest's probability.")
+    max_tokens: Annotated[
+        int | None, typer.Option(help=f"Most tokens to generate. Default {MAX_TOKENS}, or what the context leaves.")
     ] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: repeat less; in [0.01, 10].")] = None,
-    min_tokens: Annotated[int | None, typer.Option(help="No end before this many tokens.")] = None,
-    n: Annotated[int, typer.Option("--n", help="This many answers, each under its sample index.")] = 1,
+    seed: Annotated[
+        int | None, typer.Option(help="The same seed gives the same text. Default: drawn; --stats shows it.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 to 100; 0: greedy. Default 1.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Likeliest tokens that sum to this, in (0, 1]. Default 1: all.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="This many likeliest tokens. Default 0: all.")] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(help="Tokens with this share of the likeliest's probability, in [0, 1]. Default 0: all."),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1: repeat less; in [0.01, 10]. Default 1: off.")
+    ] = None,
+    min_tokens: Annotated[int | None, typer.Option(help="No end before this many tokens. Default 0.")] = None,
+    n: Annotated[int, typer.Option("--n", help="This many answers, 1 to 16, each under its sample index.")] = 1,
     sample_index: Annotated[
-        int | None, typer.Option(help="Of the first answer: with the seed it gives one of several again.")
+        int | None,
+        typer.Option(help="Of the first answer: with the seed it gives one of several again. Default 0."),
     ] = None,
     priority: Annotated[
         int | None, typer.Option(help="-100 to 100; under load a higher one is served sooner. Default 0.")
     ] = None,
-    timeout: Annotated[float | None, typer.Option(help="Seconds for the whole call.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds for the whole call. Default: no limit.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end token.")] = False,
     speculation: Annotated[bool, typer.Option(help="Use drafts.")] = True,
@@ -61,7 +71,8 @@ def generate(
     logprobs: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Print every token's log-probability and its N likeliest, to standard error; 0 to 20."
+            metavar="N",
+            help="Print every token's text, log-probability and N likeliest, to standard error; 0 to 20.",
         ),
     ] = None,
     logprobs_mode: Annotated[
@@ -210,15 +221,28 @@ def describe(result: GenerationResult) -> str:
 
 
 def describe_logprobs(result: GenerationResult) -> str:
-    """A line a token: its id, log-probability and rank, then the likeliest ids of its row with theirs."""
-    lines = [f"{'token id':>8}  {'logprob':>10}  {'rank':>6}  likeliest"]
-    for token_id, entry in zip(result.token_ids, result.logprobs, strict=True):
+    """A line a token: id, text, log-probability and rank, then the likeliest of its row: id, text, log-probability."""
+    texts = [printable(entry.token_bytes) for entry in result.logprobs]
+    width = max(map(len, texts), default=0)
+    lines = [f"{'token id':>8}  {'text':<{width}}  {'logprob':>10}  {'rank':>6}  likeliest"]
+    for token_id, text, entry in zip(result.token_ids, texts, result.logprobs, strict=True):
         likeliest = ", ".join(
-            f"{top_id} {logprob:.4f}"
-            for top_id, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+            f"{top_id} {printable(token)} {logprob:.4f}"
+            for top_id, token, logprob in zip(
+                entry.top_token_ids, entry.top_token_bytes, entry.top_logprobs, strict=True
+            )
         )
-        lines.append(f"{token_id:>8}  {entry.logprob:>10.4f}  {entry.rank:>6}  {likeliest}".rstrip())
+        line = f"{token_id:>8}  {text:<{width}}  {entry.logprob:>10.4f}  {entry.rank:>6}  {likeliest}"
+        lines.append(line.rstrip())
     return "\n".join(lines)
+
+
+def printable(token: bytes) -> str:
+    """Quoted text with what cannot be printed escaped: '\\n'; b'\\xf0\\x9f' where it is not whole characters."""
+    try:
+        return repr(token.decode())
+    except UnicodeDecodeError:
+        return repr(token)
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

@@ -142,6 +142,8 @@ class TokenLogprobs:
     rank: int  # 1: the likeliest
     top_token_ids: tuple[int, ...] = ()  # [num_top], fewer where fewer are possible
     top_logprobs: tuple[float, ...] = ()  # same order
+    token_bytes: bytes = b""  # what the token stands for, maybe part of a character; empty between services
+    top_token_bytes: tuple[bytes, ...] = ()  # as above, in the order of top_token_ids
 
 
 @dataclass(frozen=True, slots=True)

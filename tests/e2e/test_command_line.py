@@ -13,6 +13,7 @@ from loadtest.up import tandem_up
 from tandem.client import InvalidRequestError, SyncTandemClient
 from tandem.cluster_options import ClusterChoice
 from tandem.processes import LocalCluster
+from tandem.vocabulary import Vocabulary
 
 TOY = "hashed:vocab=512,seed=3"
 HANG_S = 120
@@ -23,6 +24,15 @@ def tandem(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
     command = [sys.executable, "-m", "tandem", *arguments]
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=HANG_S)
+
+
+def text_of(token_id: int) -> str | bytes:
+    """A toy token's text; its bytes where they are no text."""
+    token = Vocabulary.toy(512).token_bytes(token_id)
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return token
 
 
 def hear_ctrl_c() -> None:
@@ -94,7 +104,7 @@ def test_logprobs_are_a_line_a_token_on_standard_error(addresses: dict[str, str]
     assert answer.stdout == plain.stdout
     assert plain.stderr == ""
     header, *lines = answer.stderr.splitlines()
-    assert header.split() == ["token", "id", "logprob", "rank", "likeliest"]
+    assert header.split() == ["token", "id", "text", "logprob", "rank", "likeliest"]
     with SyncTandemClient(addresses["orchestrator"]) as client:
         result = client.complete(
             "hello world",
@@ -105,11 +115,14 @@ def test_logprobs_are_a_line_a_token_on_standard_error(addresses: dict[str, str]
             top_logprobs=2,
             logprobs_mode="processed",
         )
-    for line, token_id, entry in zip(lines, result.token_ids, result.logprobs, strict=True):
-        own, logprob, rank, *likeliest = line.replace(",", "").split()
-        assert (int(own), logprob, int(rank)) == (token_id, f"{entry.logprob:.4f}", entry.rank)
-        assert [int(top_id) for top_id in likeliest[::2]] == list(entry.top_token_ids)
-        assert likeliest[1::2] == [f"{value:.4f}" for value in entry.top_logprobs]
+    texts = [repr(text_of(token_id)) for token_id in result.token_ids]
+    for line, token_id, text, entry in zip(lines, result.token_ids, texts, result.logprobs, strict=True):
+        likeliest = ", ".join(
+            f"{top_id} {text_of(top_id)!r} {value:.4f}"
+            for top_id, value in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+        )
+        row = f"{token_id:>8}  {text:<{max(map(len, texts))}}  {entry.logprob:>10.4f}  {entry.rank:>6}  {likeliest}"
+        assert line == row
 
 
 @pytest.mark.parametrize("policy", ["rejection", "block"])

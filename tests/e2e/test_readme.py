@@ -5,10 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from draft_service.__main__ import build_parser as draft_parser
 from loadtest.up import tandem_up
+from orchestrator.__main__ import build_parser as orchestrator_parser
+from tandem.generate_command import DEFAULT_ADDRESS
+from target_service.__main__ import build_parser as target_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
+PARSERS = {"target": target_parser, "draft": draft_parser, "orchestrator": orchestrator_parser}
 
 
 def test_every_link_and_every_named_file_is_there() -> None:
@@ -23,6 +28,16 @@ def test_every_make_target_it_names_exists() -> None:
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"`?make (\w+)", README)) <= targets
     assert {"demo", "test"} <= targets
+
+
+def test_the_services_it_starts_by_hand_are_what_this_build_understands_and_find_each_other() -> None:
+    commands = re.findall(r"^tandem serve (\w+) ([^#\n]*)", README, re.MULTILINE)
+    options = {service: PARSERS[service]().parse_args(words.split()) for service, words in commands}
+    assert options.keys() == PARSERS.keys()
+    assert options["orchestrator"].target == options["target"].address
+    assert options["orchestrator"].draft == options["draft"].address
+    assert options["orchestrator"].model == options["target"].model
+    assert options["orchestrator"].address == DEFAULT_ADDRESS
 
 
 def test_its_python_runs() -> None:

@@ -2,7 +2,7 @@
 
 import codecs
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -36,16 +36,23 @@ def plain_tokens(spec: SessionSpec, logits_of: LogitsOf) -> Iterator[int]:
 
 
 def plain_logprobs(
-    spec: SessionSpec, options: LogprobsOptions, logits_of: LogitsOf, token_ids: Sequence[int]
+    spec: SessionSpec,
+    options: LogprobsOptions,
+    logits_of: LogitsOf,
+    token_ids: Sequence[int],
+    vocabulary: Vocabulary,
 ) -> list[TokenLogprobs]:
-    """Of the first tokens after the prompt, each from its own row."""
+    """Of the first tokens after the prompt, each from its own row, with the bytes that an application gets."""
     entries: list[TokenLogprobs] = []
     for index, token_id in enumerate(token_ids):
         tokens = (*spec.token_ids, *token_ids[:index])
         logits = _raw(logits_of, tokens)
         if options.mode is LogprobsMode.PROCESSED:
             logits = process(logits, [Row(spec, tokens)])
-        entries += token_logprobs(logits, [token_id], options.num_top)
+        (entry,) = token_logprobs(logits, [token_id], options.num_top)
+        top_token_bytes = tuple(vocabulary.token_bytes(top_id) for top_id in entry.top_token_ids)
+        own_bytes = vocabulary.token_bytes(token_id)
+        entries.append(replace(entry, token_bytes=own_bytes, top_token_bytes=top_token_bytes))
     return entries
 
 

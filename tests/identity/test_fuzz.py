@@ -22,6 +22,7 @@ from orchestrator.session_handle import Deadline
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.serving.channels import open_channel
+from tandem.types import TokenLogprobs
 from tandem.vocabulary import Vocabulary
 from tests.identity.fuzz import MAX_CONTEXT, Drawn, RequestMaker
 from tests.identity.plain import answer_of, plain_logprobs, plain_tokens
@@ -113,7 +114,9 @@ class Fuzz:
             expected = answer_of(tokens, spec, self._vocabulary, checked.stops, checked.include_stop)
             answer.check(expected, self._vocabulary, checked.stops)
         wanted = spec.logprobs
-        entries = plain_logprobs(spec, wanted, logits_of, answer.token_ids) if wanted is not None else []
+        entries: list[TokenLogprobs] = []
+        if wanted is not None:
+            entries = plain_logprobs(spec, wanted, logits_of, answer.token_ids, self._vocabulary)
         assert answer.logprobs == entries
         self.outcomes["logprobs"] += len(entries)
         if answer.complete is not None:

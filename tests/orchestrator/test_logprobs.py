@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,7 +103,11 @@ def test_under_every_policy_each_token_has_the_entry_of_its_own_prefix(policy: s
         tokens = VOCABULARY.encode("abc")
         for token_id, entry in zip(generation.result.token_ids, generation.result.logprobs, strict=True):
             row = torch.from_numpy(TARGET_LOGITS(tokens))[None]
-            assert (entry,) == token_logprobs(row, [token_id], NUM_TOP)
+            assert (replace(entry, token_bytes=b"", top_token_bytes=()),) == token_logprobs(
+                row, [token_id], NUM_TOP
+            )
+            assert entry.token_bytes == VOCABULARY.bytes_table[token_id]
+            assert entry.top_token_bytes == tuple(VOCABULARY.bytes_table[top_id] for top_id in entry.top_token_ids)
             tokens.append(token_id)
 
     run(scenario())

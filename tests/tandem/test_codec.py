@@ -61,7 +61,16 @@ SPECS = st.builds(
     sample_index=U32,
     logprobs=st.none() | st.builds(LogprobsOptions, U32, st.sampled_from(LogprobsMode)),
 )
-LOGPROBS = st.builds(TokenLogprobs, F32, U32, TOKENS, st.lists(F32, max_size=4).map(tuple))
+BYTES = st.binary(max_size=4)
+LOGPROBS = st.builds(
+    TokenLogprobs,
+    F32,
+    U32,
+    TOKENS,
+    st.lists(F32, max_size=4).map(tuple),
+    BYTES,
+    st.lists(BYTES, max_size=4).map(tuple),
+)
 STAMPS = st.builds(Stamp, U64.map(SessionId), U32, U32, U32, U64)
 VERDICTS = st.builds(
     Verdict,

@@ -334,10 +334,14 @@ class TokenLogprobs(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
+    TOP_TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     logprob: _builtins.float
     """natural logarithm"""
     rank: _builtins.int
     """1: the likeliest; among equals the lowest id comes first"""
+    token_bytes: _builtins.bytes
+    """what the token stands for, maybe part of a character; for applications, empty between services"""
     @_builtins.property
     def top_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the likeliest first; fewer where fewer are possible"""
@@ -346,6 +350,10 @@ class TokenLogprobs(_message.Message):
     def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """same order"""
 
+    @_builtins.property
+    def top_token_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """as above, in the order of top_token_ids"""
+
     def __init__(
         self,
         *,
@@ -353,10 +361,12 @@ class TokenLogprobs(_message.Message):
         rank: _builtins.int = ...,
         top_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        token_bytes: _builtins.bytes = ...,
+        top_token_bytes: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "rank", b"rank", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "rank", b"rank", "token_bytes", b"token_bytes", "top_logprobs", b"top_logprobs", "top_token_bytes", b"top_token_bytes", "top_token_ids", b"top_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
