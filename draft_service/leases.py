@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
+from draft_service.limits import IDLE_S
 from draft_service.proposers.base import SessionKey
 from draft_service.sessions import SessionTable
-from tandem.defaults import IDLE_S
 from tandem.types import SessionId
 
 

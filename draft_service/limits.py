@@ -10,6 +10,10 @@ from tandem.defaults import MAX_DRAFT_TOKENS, MAX_SESSIONS
 from tandem.types import MAX_DRAFT_PROBS_BYTES, DraftProbsTransport, ErrorCode, ItemError, SessionSpec
 from tandem.validation import check_session, check_token_ids
 
+# Who has had no item for so long may lose its place and its memory to others. Between its rounds an active session has
+# none for as long as the target takes; if it could lose them then, one session more than there is room for would make
+# all of them take each other's, round by round, and none would ever have drafts.
+IDLE_S = 5.0
 _ANY_VOCABULARY = 2**32  # a token id is 32 bits on the wire
 _ANY_CONTEXT = 2**33  # the draft's own context refuses nobody: past its end it stops drafting
 _PROB_BYTES = 4

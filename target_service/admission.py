@@ -35,6 +35,11 @@ class Admission:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits for room who has not been silent for too long to want it."""
+        return any(not session.is_dormant for session in self._waiting)
+
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks of a sequence of so many tokens; one row a token."""
         return -(-num_tokens // self.kv_usage.block_size)
@@ -60,12 +65,13 @@ class Admission:
         return bool(admitted)
 
     def admit(self) -> list[Session]:
-        """Admit waiting sessions in turn while the next one fits; nobody overtakes it."""
-        if not self._waiting:
+        """Admit waiting sessions in turn while the next one fits; nobody overtakes it. Dormant ones stay."""
+        waiting = [session for session in self._waiting if not session.is_dormant]
+        if not waiting:
             return []
         admitted = []
         room = self._room()
-        for session in in_turn([*self._running, *self._waiting], by_arrival):
+        for session in in_turn([*self._running, *waiting], by_arrival):
             if session in self._running:
                 continue
             needed = self._num_blocks_now(session)

@@ -6,6 +6,10 @@ from engine.backends.base import EngineCapabilities, KvUsage
 from tandem.defaults import MAX_DRAFT_TOKENS, MAX_SESSIONS, MAX_STEP_TOKENS
 
 MAX_PREFILL_TOKENS = 128  # by default
+# Who has asked nothing for so long may lose its memory and its place to anybody. Between its rounds an active session
+# is silent while its orchestrator waits for drafts, up to 5 s by default; this is twice that, so that one whose draft
+# service is slow is not taken for one that has been left.
+IDLE_S = 10.0
 _LEAST = {
     "max_sessions": 1,
     "max_waiting_sessions": 0,

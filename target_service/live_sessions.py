@@ -11,6 +11,7 @@ from tandem.serving.items import Closed, Opened
 from tandem.types import ItemError, Stamp
 from target_service.admission import Admission
 from target_service.answers import Answer, Outcome, StreamId, StreamSessionId
+from target_service.limits import IDLE_S
 from target_service.sessions import Session
 
 
@@ -72,6 +73,18 @@ class LiveSessions:
         self._sessions[session.key] = session
         if is_admitted:
             self._begin(session, now_s)
+
+    def touch(self, session: Session, now_s: float) -> None:
+        """The session has an item."""
+        session.touched_s, session.is_dormant = now_s, False
+
+    def look(self, now_s: float) -> None:
+        """Note who is busy, and who has been idle for so long that it is dormant from now on."""
+        for session in self._sessions.values():
+            if session.touched_s is None or not session.is_idle:
+                session.touched_s = now_s
+            elif not session.is_dormant and session.touched_s + IDLE_S <= now_s:
+                session.is_dormant = self.is_changed = True
 
     def admit_waiting(self, now_s: float) -> None:
         """Give room that has become free to the sessions that wait for it."""

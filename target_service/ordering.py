@@ -7,15 +7,16 @@ from typing import TypeAlias
 from target_service.answers import StreamId
 from target_service.sessions import Session
 
-Seniority: TypeAlias = tuple[int, int]
+Seniority: TypeAlias = tuple[bool, int, int]
 
 
 def seniority(session: Session) -> Seniority:
-    """The higher priority, then who came first: the lower value keeps its memory longer.
+    """Who is not dormant, then the higher priority, then who came first: the lower value keeps its memory longer.
 
-    It never changes while a session lives, so that no two sessions can take their memory from each other in turn.
+    Of two sessions that both work the order never changes, so that they cannot take their memory from each other in
+    turn; a dormant one must have been silent for IDLE_S before each time it loses its own.
     """
-    return -session.spec.priority, session.arrival
+    return session.is_dormant, -session.spec.priority, session.arrival
 
 
 def in_turn(sessions: Iterable[Session], arrived: Callable[[Session], tuple[float, int]]) -> list[Session]:

@@ -49,7 +49,10 @@ class Session:
     epoch: int
     spec: SessionSpec
     arrival: int  # grows from one session to the next
-    touched_s: float = 0.0  # when it last had an item or a step, on the event loop's clock
+    touched_s: float | None = (
+        0.0  # when it last had an item or was busy, event loop's clock; None: up to the next look
+    )
+    is_dormant: bool = False  # idle for IDLE_S: it gives way to anybody, and waits for nothing
     pending_open: PendingOpen | None = None  # until it is admitted for the first time
     tokens: HashedTokens = field(init=False)
     sequence_id: SequenceId | None = None  # None before its first step and after a preemption
@@ -112,6 +115,11 @@ class Session:
         """Whether its next item is all it waits for."""
         return not self.is_busy and not self.is_in_flight and self.pending_open is None
 
+    @property
+    def idle_since_s(self) -> float | None:
+        """Since when its next item is all it waits for; None when it is not idle, or nobody has looked since."""
+        return self.touched_s if self.is_idle else None
+
     def submit(self, entry: PendingRound) -> bool:
         """Take a new round; True when it pushed out an older one that was not begun.
 
@@ -148,6 +156,7 @@ class Session:
     def begin(self, verifying: PendingRound | None) -> None:
         """The session becomes part of a step that may decide `verifying`, or that only prefills."""
         assert not self.is_in_flight
+        assert not self.is_dormant
         assert verifying is None or verifying is self.pending
         self.is_in_flight, self.verifying = True, verifying
         if verifying is not None:
@@ -156,7 +165,7 @@ class Session:
     def take_over(self, outcome: StepOutcome) -> None:
         """The step is over: where it left the sequence."""
         assert self.is_in_flight
-        self.is_in_flight = False
+        self.is_in_flight, self.touched_s = False, None
         self.sequence_id, self.num_rows = outcome.sequence_id, outcome.num_rows
         if self.num_cached_tokens is None:
             self.num_cached_tokens = outcome.num_found

@@ -25,10 +25,10 @@ class Steps:
         self._limits = limits
         block_size = live.admission.kv_usage.block_size
         self._cached_block_size = block_size if capabilities.has_prefix_cache else None
-        self.is_short = False  # the last step had no memory for all of its sessions
         self._has_tried_senior = False  # alone, since something changed
         self._plan = StepPlan((), ())
         self._parts: list[Part] = []  # of the step in flight, in the order of its items
+        self._displaced: list[Session] = []  # by who waits for room: that step forgets their sequences
         self._holders: dict[SequenceId, Session] = {}  # of the sequences that step may preempt
         self._started_s = 0.0
 
@@ -38,14 +38,17 @@ class Steps:
         live = self._live
         live.admit_waiting(now_s)
         running = sorted(live.admission.running, key=seniority)
-        parts = self._choose_parts(running)
-        if not parts and not live.has_releases:
+        parts = self._choose_parts([session for session in running if not session.is_dormant])
+        self._displaced = self._choose_displaced(running)
+        if not parts and not live.has_releases and not self._displaced:
             return None
+        running = [session for session in running if session not in self._displaced]
         by_session = {part.session: part for part in parts}
         self._holders = {session.sequence_id: session for session in running if session.sequence_id is not None}
         self._parts = [by_session[session] for session in running if session in by_session]
         self._plan = StepPlan(
-            live.begin_releases(),
+            live.begin_releases()
+            + tuple(session.sequence_id for session in self._displaced if session.sequence_id is not None),
             tuple(
                 by_session[session].to_item(rank) for rank, session in enumerate(running) if session in by_session
             ),
@@ -75,15 +78,21 @@ class Steps:
             return []
         return choose_parts(running, self._limits, self._cached_block_size)
 
+    def _choose_displaced(self, running: list[Session]) -> list[Session]:
+        """The dormant session that gives way to those who wait for room, if any: one a step, so that none does in vain.
+
+        The step's releases come first, for they may be room enough.
+        """
+        if self._live.has_releases or not self._live.admission.is_wanted:
+            return []
+        return [session for session in running[-1:] if session.is_dormant]
+
     def commit(self, result: StepResult) -> None:
         """Take over a computed step and answer its rounds."""
         parts, self._parts = self._parts, []
         self._take_back(result.preempted)
-        self.is_short = False
         for part, item, outcome in zip(parts, self._plan.items, result.outcomes, strict=True):
-            has_done = _has_done(item, outcome)
-            self._live.is_changed |= has_done
-            self.is_short |= not has_done
+            self._live.is_changed |= _has_done(item, outcome)
             self._commit_part(part, outcome, result.compute_us)
         self._finish(result.kv_usage)
 
@@ -104,8 +113,8 @@ class Steps:
 
     def _take_back(self, preempted: tuple[SequenceId, ...]) -> None:
         """Sessions whose sequences are gone wait for room again, with whatever round they have."""
-        for sequence_id in preempted:
-            session = self._holders[sequence_id]
+        displaced, self._displaced = self._displaced, []
+        for session in [*displaced, *(self._holders[sequence_id] for sequence_id in preempted)]:
             session.lose_rows()
             if not session.is_freed:
                 self._live.counters.preemptions += 1
@@ -114,7 +123,6 @@ class Steps:
     def _commit_part(self, part: Part, outcome: StepOutcome, compute_us: int) -> None:
         session, decided = part.session, outcome.decided
         session.take_over(outcome)
-        session.touched_s = max(session.touched_s, self._started_s)
         if session.is_freed:
             self._live.release(session)
         elif isinstance(decided, ItemError):

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 
 from engine.backends.base import EngineCapabilities, KvUsage, SequenceId
 from engine.sampling.policies import check_proposal
-from tandem.defaults import IDLE_S
 from tandem.serving.items import (
     Closed,
     Opened,
@@ -23,9 +22,9 @@ from tandem.serving.items import (
 from tandem.types import Load, Proposal, SessionSpec, Stamp
 from target_service.admission import Admission
 from target_service.answers import Answer, StreamId, StreamSessionId
-from target_service.limits import Limits
+from target_service.limits import IDLE_S, Limits
 from target_service.live_sessions import LiveSessions
-from target_service.sessions import PendingOpen, PendingRound, Session, open_session
+from target_service.sessions import PendingOpen, PendingRound, open_session
 from target_service.step import StepPlan, StepResult
 from target_service.steps import Steps
 
@@ -74,7 +73,7 @@ class SessionTable:
         if known is not None and stamp.epoch <= known.epoch:
             if stamp.epoch < known.epoch or known.pending_open is not None:
                 raise StaleItemError
-            known.touched_s = now_s
+            self._live.touch(known, now_s)
             self._live.answer(stream_id, stamp, Opened())
             return
         if known is not None:
@@ -92,7 +91,7 @@ class SessionTable:
         session = self._live.get((stream_id, stamp.session_id))
         if session is None:
             raise unknown_session(stamp)
-        session.touched_s = now_s
+        self._live.touch(session, now_s)
         recorded = session.recorded_verdict(stamp)
         if recorded is not None:
             self._live.answer(stream_id, stamp, recorded)
@@ -132,12 +131,11 @@ class SessionTable:
     def expire(self, now_s: float) -> list[StreamSessionId]:
         """Answer DEADLINE_EXCEEDED to opens and rounds that were not begun in time; free who has left without a word.
 
-        While others are short of room, who has been idle for longest counts as one who has left, after IDLE_S already.
-        Those freed are returned. Whoever of them comes back is told UNKNOWN_SESSION, and opens again with its full
-        prefix.
+        Those are returned. Whoever of them comes back is told UNKNOWN_SESSION, and opens again with its full prefix.
+        Who has been idle for IDLE_S keeps its session, but no longer its memory if anybody needs it.
         """
+        self._live.look(now_s)
         evicted = []
-        longest_idle = self._longest_idle() if self._is_short else None
         for session in self._live.all():
             opened, entry = session.pending_open, session.pending
             if opened is not None and opened.deadline_s is not None and opened.deadline_s <= now_s:
@@ -145,7 +143,7 @@ class SessionTable:
             elif entry is not None and entry.deadline_s is not None and entry.deadline_s <= now_s:
                 session.pending = None
                 self._live.answer(session.key[0], entry.stamp, deadline_exceeded("waiting for its step"))
-            elif session.is_idle and session.touched_s + self._lease_s(session is longest_idle) <= now_s:
+            elif session.idle_since_s is not None and session.idle_since_s + self._limits.session_lease_s <= now_s:
                 self._live.counters.evicted_sessions += 1
                 self._live.free(session)
                 evicted.append(session.key)
@@ -188,24 +186,11 @@ class SessionTable:
         )
 
     def _deadlines(self) -> Iterator[float]:
-        longest_idle = self._longest_idle() if self._is_short else None
         for session in self._live.all():
             for entry in (session.pending_open, session.pending):
                 if entry is not None and entry.deadline_s is not None:
                     yield entry.deadline_s
-            if session.is_idle:
-                yield session.touched_s + self._lease_s(session is longest_idle)
-
-    @property
-    def _is_short(self) -> bool:
-        """Whether somebody waits for room, and none is on its way back."""
-        is_held_up = self._steps.is_short and any(session.is_busy for session in self._live.all())
-        return (self._admission.num_waiting > 0 or is_held_up) and not self._live.has_releases
-
-    def _longest_idle(self) -> Session | None:
-        idle = (session for session in self._live.all() if session.is_idle)
-        return min(idle, key=lambda session: session.touched_s, default=None)
-
-    def _lease_s(self, is_in_the_way: bool) -> float:
-        lease_s = self._limits.session_lease_s
-        return min(lease_s, IDLE_S) if is_in_the_way else lease_s
+            if session.idle_since_s is not None:
+                yield session.idle_since_s + self._limits.session_lease_s
+                if not session.is_dormant:
+                    yield session.idle_since_s + IDLE_S

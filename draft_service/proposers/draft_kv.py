@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from draft_service.limits import IDLE_S
 from draft_service.proposers.base import SessionKey
 from engine.backends.base import SequenceId, SequenceInput, SpeculativeEngine
-from tandem.defaults import IDLE_S
 
 _COMPARED = 512  # tokens compared at once: list equality is far faster than a loop
 

@@ -4,11 +4,10 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from draft_service.limits import DraftLimits
+from draft_service.limits import IDLE_S, DraftLimits
 from draft_service.service import DraftStream, Result
 from draft_service.sessions import Step
 from engine.backends.toy_backend import ToyEngine
-from tandem.defaults import IDLE_S
 from tandem.serving.items import Closed, Opened
 from tandem.types import ErrorCode, ItemError, Proposal, SessionSpec, Stamp
 from tests.draft.bench import LOGITS, SPECS, Bench, free_drafts, taken

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tandem.defaults import IDLE_S
+from draft_service.limits import IDLE_S
 from tests.draft.bench import SPECS
 from tests.draft.checked_service import LEASE_S, MAX_DRAFTS, MAX_SESSIONS, PROMPTS, CheckedService, Pressure
 

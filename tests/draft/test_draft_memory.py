@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draft_service.limits import IDLE_S
 from draft_service.proposers.base import ProposeInput, SessionKey
 from draft_service.proposers.draft_model import DraftModelProposer
 from engine.backends.toy_backend import ToyEngine, hashed_logits
-from tandem.defaults import IDLE_S
 from tandem.types import Proposal
 from tests.draft.support import VOCAB, make_spec
 

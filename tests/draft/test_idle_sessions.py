@@ -2,11 +2,10 @@
 
 from collections.abc import Awaitable, Callable
 
-from draft_service.limits import DraftLimits
+from draft_service.limits import IDLE_S, DraftLimits
 from draft_service.proposers.base import Proposer
 from draft_service.proposers.draft_model import DraftModelProposer
 from engine.backends.toy_backend import ToyEngine, hashed_logits
-from tandem.defaults import IDLE_S
 from tandem.types import ErrorCode, Load
 from tests.draft.clock import run_with_clock, settled, skip
 from tests.draft.support import VOCAB, StubProposer, make_spec

@@ -5,13 +5,12 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from draft_service.limits import DraftLimits
+from draft_service.limits import IDLE_S, DraftLimits
 from draft_service.proposers.draft_model import DraftModelProposer
 from draft_service.service import DraftService
 from engine.backends.toy_backend import ToyEngine
 from orchestrator.server import OrchestratorSettings
 from tandem.client_result import Chunk, GenerationResult
-from tandem.defaults import IDLE_S
 from tandem.rng import F32
 from tests.draft.clock import run_with_clock, settled, skip
 from tests.draft.support import make_spec

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tandem.defaults import IDLE_S
 from tandem.serving.items import Closed, Opened
 from tandem.types import ErrorCode, ItemError, Proposal, Stamp, Verdict
 from target_service.answers import Answer, StreamId
+from target_service.limits import IDLE_S
 from target_service.ordering import seniority
 from target_service.sessions import Session
 from target_service.step import StepResult
@@ -107,6 +107,7 @@ class Histories(RuleBasedStateMachine):
         if is_wanted:
             return
         self.end_step()
+        self.bench.table.expire(self.bench.now_s)
         self.bench.now_s += LIMITS.session_lease_s + 1
         self.bench.table.expire(self.bench.now_s)
         for session, known in list(self.expected.items()):
@@ -116,20 +117,21 @@ class Histories(RuleBasedStateMachine):
                 seen["evicted"] += 1
         self.take()
 
-    @rule()
-    def some_seconds_pass(self) -> None:
-        """Whoever is in the way of others and has nothing that waits may be gone."""
+    @rule(session=session_ids, num_rounds=st.integers(0, 6), num_right=st.integers(0, 4))
+    def one_goes_on_while_the_others_are_silent(self, session: int, num_rounds: int, num_right: int) -> None:
+        self.a_while_passes()
+        for _ in range(num_rounds):
+            self.verify(session, num_right=num_right)
+            self.steps(2)
+
+    def a_while_passes(self) -> None:
+        """Whoever has nothing that waits is dormant."""
         self.end_step()
-        is_anybody_waiting = self.bench.table.load().waiting > 0
+        self.bench.table.expire(self.bench.now_s)
         self.bench.now_s += IDLE_S
-        for _, session in self.bench.table.expire(self.bench.now_s):
-            known = self.expected.pop(int(session))
-            assert is_anybody_waiting
-            assert known.is_open
-            assert known.pending is None
-            self.num_evicted += 1
-            seen["evicted for others"] += 1
-        self.take()
+        self.bench.table.expire(self.bench.now_s)
+        for session, known in self.expected.items():
+            assert self.subject(session).is_dormant == (known.is_open and known.pending is None)
 
     @rule(session=session_ids, num_right=st.integers(0, 5), num_wrong=st.integers(0, 2), is_decided=st.booleans())
     def next_round(self, session: int, num_right: int, num_wrong: int, is_decided: bool) -> None:
@@ -256,6 +258,7 @@ class Histories(RuleBasedStateMachine):
         with_rows = [session for session in ranked if session.num_rows > 0 or session.is_in_flight]
         preempted = [holders[sequence_id] for sequence_id in self.computed.preempted]
         seen["preempted"] += len(preempted)
+        seen["displaced"] += len(self.bench.table._steps._displaced)
         assert sorted(preempted, key=seniority) == with_rows[len(with_rows) - len(preempted) :]
         served = [
             part.session
@@ -345,13 +348,28 @@ class Histories(RuleBasedStateMachine):
         (subject,) = (known for known in self.bench.table._live.all() if known.key[1] == session)
         return subject
 
-    def teardown(self) -> None:
-        """Whoever has its verdict leaves, until nobody is left: everybody gets one."""
+    def settle(self) -> None:
+        """Steps until there is nothing to do."""
         self.end_step()
+        self.begin_step()
+        while self.computed is not None:
+            self.end_step()
+            self.begin_step()
+
+    def go_silent(self) -> None:
+        """Everybody is answered though nobody leaves: whoever has been answered gives way in time."""
+        self.settle()
+        while any(known.pending or not known.is_open for known in self.expected.values()):
+            num_before = len(self.bench.answers)
+            self.a_while_passes()
+            self.settle()
+            assert len(self.bench.answers) > num_before, "stuck"
+
+    def teardown(self) -> None:
+        """After a silence whoever has its verdict leaves, until nobody is left: everybody gets one."""
+        self.go_silent()
         while self.expected:
-            while self.bench.table._live.is_changed or self.bench.table._live.has_releases:
-                self.steps(1)
-            self.steps(2)
+            self.settle()
             idle = [session for session, known in self.expected.items() if known.is_open and not known.pending]
             assert idle, "stuck"
             for session in idle:

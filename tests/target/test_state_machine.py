@@ -25,5 +25,5 @@ def test_histories(shard: int) -> None:
         ),
     )
     kinds = {"preempted", "shrunk", "deferred", "waited", "refused", "evicted", "reopened", "repeated"}
-    kinds |= {"repeated for another base", "evicted for others"}
+    kinds |= {"repeated for another base", "displaced"}
     assert kinds == {kind for kind, count in seen.items() if count > 0}

@@ -5,7 +5,7 @@ import pytest
 from tandem.serving.items import Closed, Opened
 from tandem.types import ErrorCode, ItemError, Verdict
 from target_service.answers import StreamId
-from target_service.limits import Limits
+from target_service.limits import IDLE_S, Limits
 from tests.target.harness import STREAM, Bench, plain_decode, spec, stamp, toy
 
 PROMPT = [1, 2, 3]
@@ -267,7 +267,7 @@ def test_rounds_and_opens_whose_deadline_passed_before_their_turn_are_answered_s
     late = [(answer.stamp.session_id, answer.stamp.round, code(answer.outcome)) for _, answer in bench.answers[1:]]
     deadline = ErrorCode.DEADLINE_EXCEEDED
     assert sorted(late) == [(1, 1, deadline), (2, 0, deadline), (2, 1, deadline)]
-    assert bench.table.next_deadline_s() == 0.002 + Limits().session_lease_s
+    assert bench.table.next_deadline_s() == 6.0 + IDLE_S
     assert isinstance(bench.round(list(PROMPT), 1, session=1), Verdict)  # the round was never decided
     assert bench.table.load().waiting == 0
 
