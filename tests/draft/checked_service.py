@@ -134,7 +134,9 @@ class CheckedService:
         tokens = [*base, *(subject.drafts[:num_accepted] if not back else []), other][: subject.spec.max_len]
         if odd in ("retry", "corrupt repeat"):
             tokens = list(subject.tokens)
-        number = subject.round + {"retry": 0, "corrupt repeat": 0, "late round": -1}.get(odd, 1)
+        number = subject.round + {"retry": 0, "corrupt repeat": 0, "repeat elsewhere": 0, "late round": -1}.get(
+            odd, 1
+        )
         epoch = subject.epoch + {"late epoch": -1, "next epoch": 1}.get(odd, 0)
         made_for = self.stamp(place, tokens, number, epoch)
         if odd in ("corrupt", "corrupt repeat"):
@@ -161,7 +163,7 @@ class CheckedService:
             assert results == []
         elif made_for.round == known.round:
             known.used_s = self.now_s
-            if odd == "corrupt repeat":
+            if made_for != self.stamp(place, known.tokens, made_for.round, made_for.epoch):
                 assert code_of(results) is ErrorCode.PREFIX_MISMATCH
             else:
                 assert [result.outcome for result in results] == (

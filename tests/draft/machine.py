@@ -67,7 +67,17 @@ class DraftHistories(RuleBasedStateMachine):
         k=st.integers(0, 7),
         tail=st.integers(0, 40),
         odd=st.sampled_from(
-            ["", "retry", "corrupt repeat", "late round", "late epoch", "next epoch", "corrupt", "past"]
+            [
+                "",
+                "retry",
+                "corrupt repeat",
+                "repeat elsewhere",
+                "late round",
+                "late epoch",
+                "next epoch",
+                "corrupt",
+                "past",
+            ]
         ),
     )
     def odd_round(self, place: tuple[int, int], num_accepted: int, k: int, tail: int, odd: str) -> None:

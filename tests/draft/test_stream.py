@@ -91,6 +91,25 @@ def test_a_repeated_round_gets_the_recorded_answer_and_an_older_one_is_dropped_a
     play(scenario, proposer)
 
 
+@pytest.mark.parametrize(
+    "tokens", [(1, 2, 3, 9), (1, 2, 3), (1, 2, 3, 8, 4)], ids=["other tokens", "fewer", "its own drafts"]
+)
+def test_a_repeat_that_was_made_for_other_tokens_than_the_answer_is_a_mismatch(tokens: tuple[int, ...]) -> None:
+    proposer = StubProposer(Proposal((4, 5)))
+
+    async def scenario(server: Running, peer: Peer) -> None:
+        await peer.ask(open_item(make_spec(PROMPT)))
+        first = propose_item((1, 2, 3, 8), 1, 3)
+        await peer.ask(first)
+        code, _ = error_of(await peer.ask(propose_item(tokens, 1, 3)))
+        assert code is ErrorCode.PREFIX_MISMATCH
+        assert proposal_of(await peer.ask(first)) == Proposal((4, 5))
+        proposal_of(await peer.ask(propose_item((1, 2, 3, 8, 4), 2, 4)))
+        assert len(proposer.batches) == 2
+
+    play(scenario, proposer)
+
+
 def test_a_repeat_of_a_round_in_work_gets_one_answer_and_a_newer_round_replaces_it() -> None:
     proposer = StubProposer()
     proposer.gate.clear()

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.server import OrchestratorSettings
 from orchestrator.target_session import TargetPatience
 from tests.orchestrator.services import Stack, orchestrating, replicas, similar_draft, token_lists
-from tests.orchestrator.weather import Storm, behind_weather
+from tests.orchestrator.weather import Forgetful, Storm, Weather, behind_weather
 
 PROMPTS = [f"prompt {n}" for n in range(4)]
 GREEDY: dict[str, Any] = {"temperature": 0.0}
@@ -18,10 +18,9 @@ COUPLED: dict[str, Any] = {"temperature": 0.9, "seed": 5}
 
 
 @asynccontextmanager
-async def stormy(seed: int, severity: float) -> AsyncIterator[Stack]:
+async def under(weather: Weather, answer_s: float = 0.5) -> AsyncIterator[Stack]:
     """All services, with weather on both links of the orchestrator."""
-    weather = Storm(seed, severity)
-    settings = OrchestratorSettings(draft_timeout_s=0.15, target_patience=TargetPatience(answer_s=0.5))
+    settings = OrchestratorSettings(draft_timeout_s=0.15, target_patience=TargetPatience(answer_s=answer_s))
     async with (
         replicas(similar_draft) as (target, draft),
         behind_weather(target, weather),
@@ -36,9 +35,24 @@ async def stormy(seed: int, severity: float) -> AsyncIterator[Stack]:
 def test_the_output_is_that_of_fair_weather(sampling: dict[str, Any], seed: int) -> None:
     async def scenario() -> None:
         options = {"max_tokens": 24, "ignore_eos": True, **sampling}
-        async with stormy(0, 0.0) as calm:
+        async with under(Storm(0, 0.0)) as calm:
             expected = await token_lists(calm, PROMPTS, **options)
-        async with stormy(seed, 0.05) as stack:
+        async with under(Storm(seed, 0.05)) as stack:
             assert await token_lists(stack, PROMPTS, **options) == expected
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_round_is_asked_again_for_the_same_tokens_only_when_its_answers_are_lost() -> None:
+    async def scenario() -> None:
+        options = {"max_tokens": 12, "ignore_eos": True, **COUPLED}
+        async with under(Storm(0, 0.0)) as calm:
+            expected = await token_lists(calm, PROMPTS, **options)
+        weather = Forgetful()
+        async with under(weather, answer_s=0.2) as stack:
+            assert await token_lists(stack, PROMPTS, **options) == expected
+        rounds = [bases for (kind, *_), bases in weather.bases.items() if kind == "VerifyItem"]
+        assert all(len(bases) > 1 for bases in rounds)
+        assert all(len(set(bases)) == 1 for bases in weather.bases.values())
 
     asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -56,6 +56,31 @@ class Echo:
         return False
 
 
+class Forgetful:
+    """The first answer to every round is lost; `bases` are those that each round was asked for, in order."""
+
+    def __init__(self) -> None:
+        self.bases: dict[tuple[str, int, int, int], list[tuple[int, int]]] = {}
+        self._lost: set[tuple[str, int, int, int]] = set()
+
+    def strike(self, batch: list[Any]) -> list[Any]:
+        return [entry for entry in batch if entry.stamp.round == 0 or self._arrives(entry)]
+
+    def hangs_up(self) -> bool:
+        return False
+
+    def _arrives(self, entry: Any) -> bool:
+        stamp, kind = entry.stamp, type(entry).__name__
+        key = (kind, stamp.session_id, stamp.epoch, stamp.round)
+        if kind in ("VerifyItem", "ProposeItem"):
+            if entry.WhichOneof("op") != "close":
+                self.bases.setdefault(key, []).append((stamp.committed_len, stamp.prefix_hash))
+            return True
+        is_first = key not in self._lost
+        self._lost.add(key)
+        return not is_first
+
+
 class _Relay:
     """Both directions of one stream through the weather."""
 
