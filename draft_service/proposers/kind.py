@@ -25,6 +25,12 @@ class ProposerSettings:
     options: argparse.Namespace = field(default_factory=argparse.Namespace)  # as `add_options` has declared them
 
 
+def refuse_model(settings: ProposerSettings) -> None:
+    """ProposerError when a model was named for a proposer that uses none."""
+    if settings.engine is not None:
+        raise ProposerError("uses no model, so --model and --toy mean nothing to it; 'draft_model' uses one")
+
+
 def no_options(group: OptionGroup) -> None:
     """Of a proposer that has none of its own."""
 

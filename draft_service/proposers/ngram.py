@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from draft_service.proposers.base import DraftKvUsage, ProposeInput, ProposerCapabilities, SessionKey
-from draft_service.proposers.kind import OptionGroup, ProposerError, ProposerKind, ProposerSettings
+from draft_service.proposers.kind import OptionGroup, ProposerKind, ProposerSettings, refuse_model
 from tandem.prompt_lookup import PromptLookup
 from tandem.types import DraftProbsTransport, Proposal
 
@@ -45,8 +45,7 @@ def add_options(group: OptionGroup) -> None:
 
 def load_ngram(settings: ProposerSettings) -> NgramProposer:
     """Needs no model, and refuses one."""
-    if settings.engine is not None:
-        raise ProposerError("uses no model, so --model and --toy mean nothing to it; 'draft_model' uses one")
+    refuse_model(settings)
     return NgramProposer(PromptLookup(settings.options.max_ngram_size, settings.options.min_ngram_size))
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from draft_service.proposers import ngram, synthetic
+from draft_service.proposers import ngram, suffix, synthetic
 from draft_service.proposers.base import Proposer
 from draft_service.proposers.kind import ProposerError, ProposerKind, ProposerSettings
 
@@ -13,7 +13,12 @@ def _load_draft_model(settings: ProposerSettings) -> Proposer:
     return load_draft_model(settings)
 
 
-_KINDS = {"ngram": ngram.KIND, "draft_model": ProposerKind(_load_draft_model), "synthetic": synthetic.KIND}
+_KINDS = {
+    "ngram": ngram.KIND,
+    "suffix": suffix.KIND,
+    "draft_model": ProposerKind(_load_draft_model),
+    "synthetic": synthetic.KIND,
+}
 
 
 def register_proposer(name: str, kind: ProposerKind) -> None:
