@@ -6,6 +6,7 @@ It looks in the session's own tokens and in recent outputs of the replica. No mo
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from draft_service.proposers.base import DraftKvUsage, ProposeInput, ProposerCapabilities, SessionKey
 from draft_service.proposers.kind import OptionGroup, ProposerKind, ProposerSettings, refuse_model
@@ -22,6 +23,14 @@ _ALWAYS_READ = 64  # new tokens of a session that do not wait
 _POLICIES_WITH_OUTPUTS = frozenset({VerificationPolicy.GREEDY, VerificationPolicy.COUPLED})
 
 
+class Guess(NamedTuple):
+    """Drafts from one place. Measured, those of a longer match are right more often, whatever the others promise."""
+
+    match_len: int
+    num_expected: float  # drafts that are right if the text goes on as often as it did
+    token_ids: list[int]
+
+
 @dataclass(frozen=True, slots=True)
 class DraftLength:
     """How far to go. ValueError, naming the option, for what cannot be."""
@@ -33,20 +42,20 @@ class DraftLength:
         check_range("--drafts-per-match", self.drafts_per_match, 0.01, 100.0)
         check_range("--min-draft-share", self.min_draft_share, 0.0, 1.0)
 
-    def guess(self, text: SuffixAutomaton, match: Match, num_draft_tokens: int) -> tuple[float, list[int]]:
-        """At most so many tokens that followed the match, and how many of them are right if it goes on as it did."""
+    def guess(self, text: SuffixAutomaton, match: Match, num_draft_tokens: int) -> Guess:
+        """At most so many tokens that followed the match."""
         num_wanted = min(num_draft_tokens, math.ceil(self.drafts_per_match * match.length))
         token_ids: list[int] = []
-        share, num_expected = 1.0, 0.0
+        share, num_expected, end = 1.0, 0.0, match
         while len(token_ids) < num_wanted:
-            follower = text.follower(match)
+            follower = text.follower(end)
             if follower is None or share * follower.share < self.min_draft_share:
                 break
-            token_id, match, _ = follower
+            token_id, end, _ = follower
             token_ids.append(token_id)
             share *= follower.share
             num_expected += share
-        return num_expected, token_ids
+        return Guess(match.length if token_ids else 0, num_expected, token_ids)
 
 
 class SuffixProposer:
@@ -66,7 +75,7 @@ class SuffixProposer:
         )
 
     def propose(self, batch: Sequence[ProposeInput]) -> list[Proposal | None]:
-        """Up to K tokens each, from the place where most of them are expected to be right; none without a match.
+        """Up to K tokens each, from where the longest end stood before; none without such a place.
 
         None for a session with a long prompt that has been read in part.
         """
@@ -95,13 +104,13 @@ class SuffixProposer:
         return None
 
     def _draft(self, reading: Reading, item: ProposeInput) -> Proposal:
-        """From the best of the places where the session's end stood before; its own tokens win a tie."""
+        """From the best of the places where the session's end stood before; of equals its own tokens."""
         places = [self._memory.own_place(reading)]
         if item.spec.effective_policy in _POLICIES_WITH_OUTPUTS:
             places += self._memory.output_places(reading)
         guesses = (self._length.guess(text, match, item.num_draft_tokens) for text, match in places)
-        _, token_ids = max(guesses, key=lambda guess: guess[0])
-        return Proposal(tuple(token_ids))
+        best = max(guesses, key=lambda guess: (guess.match_len, guess.num_expected))
+        return Proposal(tuple(best.token_ids))
 
 
 def add_options(group: OptionGroup) -> None:

@@ -80,11 +80,18 @@ def test_an_output_of_an_ended_session_is_drafted_from_but_not_that_of_an_open_o
     assert drafts([0, 1, 2, 3], proposer=proposer) == [4, 5, 6, 7, 8, 9]
 
 
-def test_the_place_that_promises_more_right_drafts_is_drafted_from() -> None:
+def test_of_several_places_the_longest_match_is_drafted_from_then_the_one_that_promises_most_then_its_own() -> None:
     proposer = make_proposer()
     end_session(proposer, [1, 2, 3, 4])
     assert drafts([9, 2, 8, 0, 1, 2], 4, proposer) == [3, 4]  # two tokens match there, and one here
-    assert drafts([1, 2, 8, 7, 0, 1, 2], 2, proposer, key=2) == [8, 7]  # alike: its own
+    assert drafts([1, 2, 8, 1, 2, 7, 0, 1, 2], 2, proposer, key=2) == [3, 4]  # half of the time here
+    assert drafts([1, 2, 8, 7, 0, 1, 2], 2, proposer, key=3) == [8, 7]
+
+
+def test_a_match_that_nothing_follows_makes_way_for_a_shorter_one_elsewhere() -> None:
+    proposer = make_proposer()
+    end_session(proposer, [1, 2])
+    assert drafts([9, 2, 8, 0, 1, 2], 1, proposer) == [8]
 
 
 @pytest.mark.parametrize("policy", [VerificationPolicy.REJECTION, VerificationPolicy.BLOCK])

@@ -1,4 +1,4 @@
-"""The memory of `suffix` is bounded: open sessions come first, the oldest outputs go first, and nothing is kept twice."""
+"""The memory of `suffix` is bounded: open sessions come first, and the oldest outputs go first."""
 
 from collections.abc import Sequence
 
@@ -108,7 +108,9 @@ steps = st.tuples(st.integers(0, 4), st.lists(st.integers(0, 3), min_size=1, max
 
 
 @given(st.integers(1, 60), st.lists(steps, max_size=30), st.booleans())
-def test_never_more_tokens_than_allowed(max_tokens: int, history: list[tuple[int, list[int], bool]], keeps: bool) -> None:
+def test_never_more_tokens_than_allowed(
+    max_tokens: int, history: list[tuple[int, list[int], bool]], keeps: bool
+) -> None:
     memory = SuffixMemory(max_tokens, keeps_outputs=keeps)
     sessions: set[int] = set()
     for key, token_ids, ends in history:
