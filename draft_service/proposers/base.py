@@ -10,6 +10,8 @@ from typing import NewType, Protocol
 from engine.backends.base import KvUsage
 from tandem.types import DraftProbsTransport, ModelInfo, Proposal, SessionSpec, VerificationPolicy
 
+INTERFACE_VERSION = 1  # of what is declared here; docs/proposers/writing.md says what it has
+
 SessionKey = NewType("SessionKey", int)  # one opening of one session; never used again, later ones are larger
 
 
@@ -22,6 +24,7 @@ class ProposerCapabilities:
     needs_hidden_states: bool  # of the target; refused until the wire carries them
     transports: frozenset[DraftProbsTransport]  # how it can send q
     policies: frozenset[VerificationPolicy] = frozenset(VerificationPolicy)  # sessions it drafts for
+    proposes_trees: bool = False  # with `parents`; refused until the target verifies them
     model: ModelInfo = field(default_factory=ModelInfo)  # of no model: any vocabulary and context will do
 
 

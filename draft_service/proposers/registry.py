@@ -3,7 +3,7 @@
 import argparse
 
 from draft_service.proposers import ngram, suffix, synthetic
-from draft_service.proposers.base import Proposer
+from draft_service.proposers.base import INTERFACE_VERSION, Proposer, ProposerCapabilities
 from draft_service.proposers.kind import ProposerError, ProposerKind, ProposerSettings
 
 
@@ -47,15 +47,28 @@ def load_proposer(name: str, settings: ProposerSettings) -> Proposer:
         ProposerError: an unknown name, one that this service cannot feed, or contradicting settings.
         EngineError and what else `load_engine` raises: a model that cannot be used.
     """
+    existing = f"there are: {', '.join(proposer_names())}"
     if name not in _KINDS:
-        raise ProposerError(f"unknown proposer {name!r}; there are: {', '.join(proposer_names())}")
+        raise ProposerError(f"unknown proposer {name!r}; {existing}")
+    kind = _KINDS[name]
+    if kind.interface_version != INTERFACE_VERSION:
+        raise ProposerError(
+            f"proposer {name!r} was written for interface version {kind.interface_version}, "
+            f"this service has version {INTERFACE_VERSION}; {existing}"
+        )
     try:
-        proposer = _KINDS[name].load(settings)
+        proposer = kind.load(settings)
     except (ProposerError, ValueError) as error:
         raise ProposerError(f"proposer {name!r}: {error}") from error
-    if proposer.capabilities.needs_hidden_states:
-        raise ProposerError(
-            f"proposer {name!r} needs hidden states of the target, which do not travel between the services; "
-            f"there are: {', '.join(proposer_names())}"
-        )
+    if unsupported := _unsupported(proposer.capabilities):
+        raise ProposerError(f"proposer {name!r} {unsupported}; {existing}")
     return proposer
+
+
+def _unsupported(capabilities: ProposerCapabilities) -> str:
+    """What the proposer needs or does that the services cannot; empty for nothing."""
+    if capabilities.needs_hidden_states:
+        return "needs hidden states of the target, which do not travel between the services"
+    if capabilities.proposes_trees:
+        return "proposes trees, which the target does not verify"
+    return ""

@@ -120,6 +120,11 @@ def rows() -> list[list[str]]:
     ]
 
 
-if __name__ == "__main__":
+def report() -> str:
+    """The table."""
     header = ["text", "K", "proposer", "mean acceptance length", "drafts a round", "acceptance rate"]
-    sys.stdout.write("\n".join(table(header, rows())) + "\n")
+    return "\n".join(table(header, rows())) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(report())

@@ -1,7 +1,5 @@
-"""Proposers by name: one registration adds one, and what cannot be started is refused by name."""
+"""Proposers by name: what cannot be started is refused by name."""
 
-import argparse
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -9,26 +7,13 @@ import pytest
 from draft_service.limits import DraftLimits
 from draft_service.proposers import registry
 from draft_service.proposers.base import ProposeInput, ProposerCapabilities, SessionKey
-from draft_service.proposers.kind import OptionGroup, ProposerError, ProposerKind, ProposerSettings
-from draft_service.proposers.registry import (
-    add_proposer_arguments,
-    load_proposer,
-    proposer_names,
-    register_proposer,
-)
+from draft_service.proposers.kind import ProposerError, ProposerKind, ProposerSettings
+from draft_service.proposers.registry import load_proposer, register_proposer
 from engine.backends.settings import EngineSettings
-from tandem.types import Proposal
 from tests.draft.support import StubProposer, make_spec
-from tests.draft.wire import Peer, open_item, proposal_of, propose_item, running
+from tests.every_proposer import own_options
 
 TOY = EngineSettings(backend="toy", toy="hashed:vocab=32,seed=3", max_step_tokens=64)
-
-
-def own_options(*arguments: str) -> ProposerSettings:
-    """What a command line with these options configures."""
-    parser = argparse.ArgumentParser()
-    add_proposer_arguments(parser)
-    return ProposerSettings(options=parser.parse_args(arguments))
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +23,9 @@ def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_name_lists_what_there_is() -> None:
-    with pytest.raises(ProposerError, match=r"unknown proposer 'eagle'; there are: draft_model, ngram, synthetic"):
+    with pytest.raises(
+        ProposerError, match=r"unknown proposer 'eagle'; there are: draft_model, ngram, suffix, synthetic"
+    ):
         load_proposer("eagle", ProposerSettings())
 
 
@@ -67,38 +54,40 @@ def test_a_draft_model_is_loaded_with_its_vocabulary_and_drafts() -> None:
     assert len(proposal.draft_token_ids) == 3
 
 
-def test_one_registration_adds_a_proposer_that_serves_with_options_of_its_own() -> None:
-    def add_options(group: OptionGroup) -> None:
-        group.add_argument("--mock-token", type=int, default=3)
-
-    def load(settings: ProposerSettings) -> StubProposer:
-        return StubProposer(Proposal((settings.options.mock_token,)))
-
-    register_proposer("mock", ProposerKind(load, add_options))
-    assert "mock" in proposer_names()
-
-    async def scenario() -> Proposal:
-        async with running(load_proposer("mock", own_options("--mock-token", "9"))) as server:
-            peer = Peer(server.stub.Propose())
-            await peer.ask(open_item(make_spec([1, 2])))
-            proposal = proposal_of(await peer.ask(propose_item((1, 2), 1, 2)))
-            peer.call.cancel()
-            return proposal
-
-    assert asyncio.run(asyncio.wait_for(scenario(), 20)) == Proposal((9,))
-
-
 def test_a_name_cannot_be_registered_twice() -> None:
     with pytest.raises(ValueError, match="'ngram' is registered already"):
         register_proposer("ngram", ProposerKind(lambda settings: StubProposer()))
 
 
-def test_a_proposer_that_needs_hidden_states_is_refused_by_name() -> None:
-    class Hungry(StubProposer):
+@pytest.mark.parametrize(
+    ("lacking", "problem"),
+    [
+        ({"needs_hidden_states": True}, "needs hidden states of the target"),
+        ({"proposes_trees": True}, "proposes trees, which the target does not verify"),
+    ],
+)
+def test_a_proposer_that_the_services_cannot_serve_is_refused_by_name_with_what_there_is(
+    lacking: dict[str, bool], problem: str
+) -> None:
+    class Demanding(StubProposer):
         @property
         def capabilities(self) -> ProposerCapabilities:
-            return replace(super().capabilities, needs_hidden_states=True)
+            return replace(super().capabilities, **lacking)
 
-    register_proposer("hungry", ProposerKind(lambda settings: Hungry()))
-    with pytest.raises(ProposerError, match="'hungry' needs hidden states"):
-        load_proposer("hungry", ProposerSettings())
+    register_proposer("demanding", ProposerKind(lambda settings: Demanding()))
+    with pytest.raises(ProposerError, match=f"'demanding' {problem}.*; there are: demanding, draft_model, ngram"):
+        load_proposer("demanding", ProposerSettings())
+
+
+def test_a_proposer_of_another_interface_version_is_refused_naming_both() -> None:
+    register_proposer("later", ProposerKind(lambda settings: StubProposer(), interface_version=2))
+    with pytest.raises(
+        ProposerError, match="'later' was written for interface version 2, this service has version 1"
+    ):
+        load_proposer("later", ProposerSettings())
+
+
+@pytest.mark.parametrize("name", ["ngram", "suffix"])
+def test_a_proposer_without_a_model_refuses_one(name: str) -> None:
+    with pytest.raises(ProposerError, match=f"'{name}': uses no model"):
+        load_proposer(name, ProposerSettings(engine=TOY, options=own_options().options))

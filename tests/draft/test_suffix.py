@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,9 @@ from draft_service.proposers.registry import load_proposer
 from draft_service.proposers.suffix import DraftLength, SuffixProposer
 from draft_service.proposers.suffix_memory import SuffixMemory
 from tandem.types import Proposal, SessionSpec, VerificationPolicy
-from tests.draft.support import coupled_spec, make_spec
+from tests.draft.pages import page
+from tests.draft.replay import report
+from tests.draft.support import coupled_spec, decide, make_spec
 from tests.every_proposer import own_options
 
 RULE = [1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -108,6 +111,21 @@ def test_under_a_ratio_test_drafts_know_nothing_of_outputs_which_may_tell_of_the
     assert drafts([0, 1, 2], proposer=proposer, key=4, spec=greedy) == [3, 4, 5, 6, 7, 8]
 
 
+def test_drafting_from_an_output_of_the_same_seed_under_a_ratio_test_would_give_one_token_for_two_likely_ones() -> (
+    None
+):
+    """Why outputs are kept from them: each output alone is half 0 and half 1, the second one would always be 0."""
+    second = []
+    for seed in range(50):
+        spec = make_spec([0], policy=VerificationPolicy.REJECTION, temperature=1.0, seed=seed)
+        draft = 0
+        for _ in ("one request", "the same again, drafting what that gave"):
+            decision = decide(lambda _: np.zeros(2, np.float32), spec, [0], Proposal((draft,)))
+            draft = draft if decision.num_accepted else decision.next_token_id
+        second.append(draft)
+    assert set(second) == {0}
+
+
 def test_a_session_that_keeps_to_its_own_tokens_sees_nothing_of_others() -> None:
     for arguments, expected in ((["--own-tokens-only"], []), ([], [3, 4, 5, 6, 7, 8])):
         proposer = load_proposer("suffix", own_options(*arguments))
@@ -154,6 +172,10 @@ def test_without_room_there_are_no_drafts_until_another_session_has_ended() -> N
     assert drafts([1, 2] * 6, 2, proposer, key=2) == []
     proposer.forget(SessionKey(1))
     assert drafts([1, 2] * 6, 2, proposer, key=2) == [1, 2]
+
+
+def test_the_documented_figures_are_what_a_replay_of_recorded_tokens_gives() -> None:
+    assert report() in page("suffix.md")
 
 
 @pytest.mark.parametrize(
