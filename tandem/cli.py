@@ -120,6 +120,7 @@ def bench_target(context: typer.Context) -> None:
 def up(
     model: cluster_options.Model = "smollm2-135m",
     dtype: cluster_options.Dtype = "float32",
+    proposer: cluster_options.ProposerName = None,
     draft_model: cluster_options.DraftModel = None,
     prompt_lookup: cluster_options.PromptLookup = True,
     num_draft_tokens: cluster_options.NumDraftTokens = NUM_DRAFT_TOKENS,
@@ -160,7 +161,7 @@ def up(
         max_requests=max_requests,
     )
     choice = cluster_options.ClusterChoice(
-        model, dtype, draft_model, prompt_lookup, num_draft_tokens, threads, toy, insecure, passed
+        model, dtype, draft_model, prompt_lookup, num_draft_tokens, threads, toy, insecure, passed, proposer
     )
     try:
         plan = choice.plan(host, port)

@@ -18,6 +18,14 @@ DraftModel = Annotated[
     str | None,
     typer.Option(help="Draft with this model (name or path; the target's own is allowed). Default: none."),
 ]
+ProposerName = Annotated[
+    str | None,
+    typer.Option(
+        "--proposer",
+        help="What drafts: ngram, suffix, draft_model, or any other name that `tandem serve draft --help` lists. "
+        "Default: draft_model with --draft-model, else ngram.",
+    ),
+]
 PromptLookup = Annotated[bool, typer.Option(help="Draft by prompt lookup when there is no draft model.")]
 NumDraftTokens = Annotated[int, typer.Option(min=0, max=MAX_DRAFT_TOKENS, help="Most drafts a round; 0: none.")]
 Threads = Annotated[
@@ -120,6 +128,7 @@ class ClusterChoice:
     toy: str | None = None
     insecure: bool = False
     passed: PassedOptions = PassedOptions()
+    proposer: str | None = None  # None: as draft_model and prompt_lookup say
 
     def plan(self, host: str = "127.0.0.1", port: int = 0) -> ClusterPlan:
         """The orchestrator on `port`, target and draft on the next two; free ports for 0."""
@@ -155,12 +164,12 @@ class ClusterChoice:
         return ["--model", model, "--dtype", self.dtype, *common]
 
     def _draft_arguments(self, common: list[str]) -> list[str] | None:
+        if self.proposer is not None and self.draft_model is None and not self.prompt_lookup:
+            raise OptionError(f"--no-prompt-lookup means no drafts, and --proposer {self.proposer} means drafts")
         common = [*self.passed.arguments(_MODEL_SERVICE_OPTIONS), *common]
-        if self.draft_model is not None:
-            return ["--proposer", "draft_model", *self._engine_arguments(self.draft_model), *common]
-        if self.prompt_lookup:
-            return ["--proposer", "ngram", *common]
-        return None
+        model = [] if self.draft_model is None else self._engine_arguments(self.draft_model)
+        name = self.proposer or ("draft_model" if model else "ngram")
+        return ["--proposer", name, *model, *common] if model or self.prompt_lookup else None
 
 
 def toy_vocab(toy: str) -> str:

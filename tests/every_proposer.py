@@ -13,6 +13,8 @@ from draft_service.proposers.draft_model import DraftModelProposer
 from draft_service.proposers.kind import ProposerSettings
 from draft_service.proposers.registry import add_proposer_arguments, load_proposer, proposer_names
 from draft_service.proposers.synthetic import SyntheticProposer
+from engine.backends.toy_backend import ToyEngine, hashed_logits
+from tandem.types import DraftProbsTransport, VerificationPolicy
 
 NAMES = tuple(proposer_names())
 ACCEPTANCE_RATES = (0.9, 0.6)  # of what is synthetic
@@ -37,3 +39,14 @@ def make_registered(name: str, make_draft_model: Callable[[], DraftModelProposer
     if name in _ON_A_MODEL:
         return _ON_A_MODEL[name](make_draft_model())
     return load_proposer(name, own_options())
+
+
+def stands_on_a_model(name: str) -> bool:
+    """Whether a model makes its drafts."""
+    return name in _ON_A_MODEL
+
+
+def serves(name: str, policy: VerificationPolicy, transport: DraftProbsTransport) -> bool:
+    """Whether sessions under the policy can have its drafts with the transport."""
+    capabilities = make_registered(name, lambda: DraftModelProposer(ToyEngine(hashed_logits(8), 8))).capabilities
+    return policy in capabilities.policies and transport in capabilities.transports

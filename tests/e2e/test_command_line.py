@@ -235,7 +235,11 @@ def test_a_taken_port_is_named(addresses: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["serve", "draft", "--proposer", "medusa"], "draft_model, ngram"),
+        (
+            ["serve", "draft", "--proposer", "medusa"],
+            "unknown proposer 'medusa'; there are: draft_model, ngram, suffix, synthetic",
+        ),
+        (["up", "--port", "0", "--toy", TOY, "--proposer", "dflash"], "unknown proposer 'dflash'; there are: "),
         (["serve", "target", "--model", "no-such-model"], "no-such-model"),
         (["serve", "target", "--toy", TOY, "--address", "0.0.0.0:0"], "--insecure"),
         (["up", "--port", "0", "--model", "no-such-model"], "the target service ended with exit code 2"),
@@ -256,6 +260,18 @@ def test_what_cannot_start_says_why_in_a_line(arguments: list[str], named: str) 
     assert answer.returncode == 2
     assert named in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+def test_a_proposer_is_chosen_by_name_drafts_and_changes_no_text() -> None:
+    options = ["ababababab", "--toy", TOY, "--seed", "7", "--max-tokens", "24", "--stats"]
+    answers = [
+        tandem("generate", *options, *drafts) for drafts in (["--proposer", "suffix"], ["--no-prompt-lookup"])
+    ]
+    assert [answer.returncode for answer in answers] == [0, 0]
+    assert answers[0].stdout == answers[1].stdout
+    drafted = [re.findall(r"of (\d+) drafts", answer.stderr) for answer in answers]
+    assert int(drafted[0][0]) > 0
+    assert drafted[1] == ["0"]
 
 
 def test_services_with_different_vocabularies_do_not_meet(addresses: dict[str, str]) -> None:

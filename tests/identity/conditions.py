@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +16,11 @@ from tandem.client import GenerationResult
 from tandem.types import TokenLogprobs
 from target_service.limits import Limits
 from target_service.step import StepResult
+from tests import every_proposer
 from tests.identity.mixed import MEMBERS
 from tests.identity.models import Model
 from tests.identity.proposers import MAX_VARYING, Varying, random_drafts
-from tests.orchestrator.services import Stack, ngram_draft, orchestrating, replicas
+from tests.orchestrator.services import Stack, orchestrating, replicas
 from tests.orchestrator.weather import Echo, Storm, Weather, behind_weather
 
 
@@ -90,6 +92,10 @@ def _drafts_are_kept_and_refused(ran: Ran) -> bool:
     return 0 < ran.num_accepted < ran.num_drafted
 
 
+def _registered(name: str, model: Model) -> Proposer:
+    return every_proposer.make_registered(name, model.similar_draft)
+
+
 def _in_steps_of(max_step_tokens: int, more_than: int) -> Condition:
     return Condition(
         f"steps of at most {max_step_tokens} tokens",
@@ -100,7 +106,10 @@ def _in_steps_of(max_step_tokens: int, more_than: int) -> Condition:
 
 CONDITIONS = (
     Condition("off, all at once", lambda ran: ran.num_drafted == 0 and ran.most_rounds > 1, None),
-    Condition("ngram", lambda ran: ran.num_drafted > 0, lambda _: ngram_draft()),
+    *(
+        Condition(f"proposer {name}", lambda ran: ran.num_drafted > 0, partial(_registered, name))
+        for name in every_proposer.NAMES
+    ),
     Condition("self-draft", lambda ran: ran.num_accepted == ran.num_drafted > 0, lambda model: model.self_draft()),
     Condition("similar draft", _drafts_are_kept_and_refused),
     Condition(

@@ -13,12 +13,14 @@ from typing import Any, Literal
 
 from tandem.client import GenerateOptions
 from tandem.types import DraftProbsTransport, VerificationPolicy
+from tests import every_proposer
 from tests.losslessness.answers import Request
 
 Model = Literal["toy", "real"]
 
 COUPLED, REJECTION, BLOCK = VerificationPolicy.COUPLED, VerificationPolicy.REJECTION, VerificationPolicy.BLOCK
 ONE_HOT, SPARSE, FULL = DraftProbsTransport.ONE_HOT, DraftProbsTransport.SPARSE, DraftProbsTransport.FULL
+RATIO_TRANSPORTS = (ONE_HOT, SPARSE, FULL)
 FAMILY_ALPHA = 0.05  # the chance that any test of a lossless system fails
 NUM_TOKENS = 100_000  # of a cell
 NUM_REPEATS = 10
@@ -48,7 +50,7 @@ class Cell:
 
     model: Model
     policy: VerificationPolicy
-    drafts: str  # which proposer; one of those that toy.py and real.py know
+    drafts: str  # a registered proposer, or one of adversaries.py
     transport: DraftProbsTransport
     mix: str = "past EOS"  # of MIXES
     num_draft_tokens: int = 3
@@ -102,15 +104,25 @@ class Cell:
 _PLAIN = ("past EOS", "to EOS")  # which of them follows from the rest of the name
 
 
+def _registered_cells() -> list[Cell]:
+    """Every registered proposer under every policy and with every transport of q that it serves."""
+    transports = {COUPLED: (DraftProbsTransport.COUPLED,), REJECTION: RATIO_TRANSPORTS, BLOCK: RATIO_TRANSPORTS}
+    return [
+        Cell("toy", policy, name, transport)
+        for name in every_proposer.NAMES
+        for policy, usable in transports.items()
+        for transport in usable
+        if every_proposer.serves(name, policy, transport)
+    ]
+
+
 def _toy_cells() -> list[Cell]:
     coupled, both_ends = DraftProbsTransport.COUPLED, "past EOS and to EOS"
-    cells = [Cell("toy", COUPLED, drafts, coupled) for drafts in ("ngram", "draft_model", "reversed", "constant")]
+    cells = [*_registered_cells(), *(Cell("toy", COUPLED, drafts, coupled) for drafts in ("reversed", "constant"))]
     cells += [Cell("toy", COUPLED, "random", coupled), Cell("toy", COUPLED, "eos", coupled, both_ends)]
     cells += [Cell("toy", COUPLED, "draft_model", coupled, "processors")]
     for policy in (REJECTION, BLOCK):
-        cells += [Cell("toy", policy, drafts, ONE_HOT) for drafts in ("ngram", "draft_model")]
-        for transport in (SPARSE, FULL):
-            cells += [Cell("toy", policy, drafts, transport) for drafts in ("draft_model", "reversed")]
+        cells += [Cell("toy", policy, "reversed", transport) for transport in (SPARSE, FULL)]
         cells.append(Cell("toy", policy, "constant", ONE_HOT))
         cells += [Cell("toy", policy, "random", transport) for transport in (ONE_HOT, SPARSE)]
         cells += [Cell("toy", policy, "eos", transport, both_ends) for transport in (ONE_HOT, FULL)]

@@ -9,6 +9,7 @@ from draft_service.proposers.draft_model import DraftModelProposer
 from engine.backends.toy_backend import ToyEngine
 from orchestrator.server import OrchestratorSettings
 from tandem.rng import F64
+from tests import every_proposer
 from tests.losslessness import toy_model
 from tests.losslessness.adversaries import ADVERSARIES, Adversary
 from tests.losslessness.answers import Answer, Request, collect
@@ -16,7 +17,7 @@ from tests.losslessness.cells import Cell
 from tests.losslessness.suspects import of_engine, of_function, of_prompt_lookup
 from tests.losslessness.transform import LogQ, Reference, uniforms
 from tests.losslessness.wrong_rules import in_force
-from tests.orchestrator.services import VOCABULARY, all_services, ngram_draft, toy_engine
+from tests.orchestrator.services import VOCABULARY, all_services, toy_engine
 
 CONCURRENCY = 64
 _SETTINGS = OrchestratorSettings(draft_timeout_s=120.0)  # a busy machine is no reason to decode without drafts
@@ -39,19 +40,24 @@ async def _answers(cell: Cell, num_tokens: int) -> list[Answer]:
 
 def proposer_maker(drafts: str) -> Callable[[], Proposer]:
     """What makes a fresh proposer of this name."""
-    makers: dict[str, Callable[[], Proposer]] = {"ngram": ngram_draft, "draft_model": _draft_model}
-    makers |= {name: partial(Adversary, q_of) for name, q_of in ADVERSARIES.items()}
-    return makers[drafts]
+    if drafts in ADVERSARIES:
+        return partial(Adversary, ADVERSARIES[drafts])
+    return partial(every_proposer.make_registered, drafts, _draft_model)
 
 
 def reference(drafts: str) -> Reference:
     """The toy target, and what drafts of this name are like."""
-    suspects: dict[str, LogQ] = {
-        "ngram": of_prompt_lookup(toy_model.VOCAB),
-        "draft_model": of_engine(_draft_engine()),
-    }
-    suspects |= {name: of_function(q_of) for name, q_of in ADVERSARIES.items()}
-    return Reference(_target_engine(), VOCABULARY.eos_token_ids, suspects[drafts])
+    return Reference(_target_engine(), VOCABULARY.eos_token_ids, _suspect(drafts))
+
+
+def _suspect(drafts: str) -> LogQ:
+    if drafts in ADVERSARIES:
+        return of_function(ADVERSARIES[drafts])
+    return (
+        of_engine(_draft_engine())
+        if every_proposer.stands_on_a_model(drafts)
+        else of_prompt_lookup(toy_model.VOCAB)
+    )
 
 
 def _target_engine() -> ToyEngine:
@@ -62,5 +68,5 @@ def _draft_engine() -> ToyEngine:
     return toy_engine(toy_model.draft_logits)
 
 
-def _draft_model() -> Proposer:
+def _draft_model() -> DraftModelProposer:
     return DraftModelProposer(_draft_engine(), "toy", VOCABULARY.id_bytes_hash)
