@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from draft_service.__main__ import main
+from tests.every_proposer import NAMES
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--proposer", "eagle"], "unknown proposer 'eagle'; there are: draft_model, ngram, synthetic"),
+        (["--proposer", "eagle"], f"unknown proposer 'eagle'; there are: {', '.join(NAMES)}"),
         (["--min-ngram-size", "4", "--max-ngram-size", "3"], "min_ngram_size 4 is more than max_ngram_size 3"),
         (["--address", "0.0.0.0:0"], "pass --insecure"),
         (["--address", "nowhere"], "HOST:PORT"),

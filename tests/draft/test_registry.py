@@ -11,7 +11,7 @@ from draft_service.proposers.kind import ProposerError, ProposerKind, ProposerSe
 from draft_service.proposers.registry import load_proposer, register_proposer
 from engine.backends.settings import EngineSettings
 from tests.draft.support import StubProposer, make_spec
-from tests.every_proposer import own_options
+from tests.every_proposer import NAMES, own_options
 
 TOY = EngineSettings(backend="toy", toy="hashed:vocab=32,seed=3", max_step_tokens=64)
 
@@ -23,9 +23,7 @@ def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_name_lists_what_there_is() -> None:
-    with pytest.raises(
-        ProposerError, match=r"unknown proposer 'eagle'; there are: draft_model, ngram, suffix, synthetic"
-    ):
+    with pytest.raises(ProposerError, match=f"unknown proposer 'eagle'; there are: {', '.join(NAMES)}"):
         load_proposer("eagle", ProposerSettings())
 
 

@@ -83,6 +83,11 @@ class Rounds:
     def _round(self, prefix: Prefix, num_drafts: int, seen: Knowledge) -> Iterator[Branch[Prefix]]:
         """The tokens that one round may commit."""
         committed = (*PROMPT, *prefix)
+        for proposal in self._proposals(committed, num_drafts, seen):
+            yield from _then(proposal, partial(emitted_tokens, self._spec, self._target, committed))
+
+    def _proposals(self, committed: Prefix, num_drafts: int, seen: Knowledge) -> list[Branch[Proposal]]:
+        """What the drafter may propose."""
         proposals = [Branch(1.0, Proposal(), seen)]
         for _ in range(num_drafts):
             proposals = [
@@ -90,8 +95,7 @@ class Rounds:
                 for proposal in proposals
                 for longer in _then(proposal, partial(one_more_draft, self._spec, self._draft, committed))
             ]
-        for proposal in proposals:
-            yield from _then(proposal, partial(emitted_tokens, self._spec, self._target, committed))
+        return proposals
 
     def _plain_next(self, prefix: Prefix) -> F64:
         """The definition: softmax of the one processed row."""
