@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft_service.proposers.base import SessionKey
-from draft_service.proposers.suffix_automaton import SuffixAutomaton
+from draft_service.proposers.suffix_automaton import Match, SuffixAutomaton
 from draft_service.proposers.suffix_memory import SuffixMemory
 
 
@@ -89,19 +89,32 @@ def test_other_tokens_than_were_read_are_read_from_the_start() -> None:
     assert length_of_match(memory, [2, 3]) == 0
 
 
-def test_growing_sessions_are_read_once_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growing_sessions_are_read_once_a_token_in_themselves_and_in_outputs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory = SuffixMemory(1000, keeps_outputs=True)
+    read(memory, 1, range(150))
+    memory.forget(SessionKey(1))
     appended: list[int] = []
-    append = SuffixAutomaton.append
+    looked_up: list[int] = []
+    append, advance = SuffixAutomaton.append, SuffixAutomaton.advance
 
-    def counted(automaton: SuffixAutomaton, token_id: int) -> None:
+    def counted_append(automaton: SuffixAutomaton, token_id: int) -> None:
         appended.append(token_id)
         append(automaton, token_id)
 
-    monkeypatch.setattr(SuffixAutomaton, "append", counted)
-    memory = SuffixMemory(1000, keeps_outputs=True)
-    for length in range(5, 200, 3):
-        read(memory, 1, range(length))
-    assert appended == list(range(197))
+    def counted_advance(automaton: SuffixAutomaton, match: Match, token_id: int) -> Match:
+        looked_up.append(token_id)
+        return advance(automaton, match, token_id)
+
+    monkeypatch.setattr(SuffixAutomaton, "append", counted_append)
+    monkeypatch.setattr(SuffixAutomaton, "advance", counted_advance)
+    for length in range(5, 120, 3):
+        read(memory, 2, range(length))
+    assert appended == looked_up == list(range(119))
+    assert (
+        length_of_match(memory, range(1, 120)) == 64
+    )  # a session that is new to the outputs is not looked up in full
 
 
 steps = st.tuples(st.integers(0, 4), st.lists(st.integers(0, 3), min_size=1, max_size=30), st.booleans())
