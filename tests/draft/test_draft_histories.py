@@ -18,7 +18,7 @@ PRESSURES = (
     Pressure(30, block_size=1, prefix_cache=False),
 )
 NUM_HISTORIES = 8  # of a shard under one pressure
-SHARDS = [0, *(pytest.param(shard, marks=pytest.mark.slow) for shard in range(1, 20))]
+SHARDS = [0, *(pytest.param(shard, marks=pytest.mark.slow) for shard in range(1, 32))]
 
 
 @pytest.mark.parametrize("shard", SHARDS)

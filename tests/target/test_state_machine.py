@@ -1,4 +1,4 @@
-"""Sessions, epochs, rounds, memory and steps in any order: a thousand histories against plain decoding."""
+"""Sessions, epochs, rounds, memory and steps in any order: two thousand histories against plain decoding."""
 
 import pytest
 from hypothesis import HealthCheck, seed, settings
@@ -8,7 +8,7 @@ from tests.target.history import Histories
 from tests.target.history_model import seen
 
 NUM_HISTORIES = 100
-SHARDS = [0, *(pytest.param(shard, marks=pytest.mark.slow) for shard in range(1, 11))]
+SHARDS = [0, *(pytest.param(shard, marks=pytest.mark.slow) for shard in range(1, 20))]
 
 
 @pytest.mark.parametrize("shard", SHARDS)
