@@ -152,7 +152,7 @@ def _warn_not_finite(draft: DraftRound) -> None:
 def load_draft_model(settings: ProposerSettings) -> DraftModelProposer:
     """Load the model that was named; ProposerError without one, ValueError when it cannot serve the limits."""
     if settings.engine is None:
-        raise ProposerError("needs a model: name one with --model")
+        raise ProposerError("needs a model: name one with --model (for `tandem up`: --draft-model)")
     settings.limits.check_step(settings.engine.max_step_tokens)
     loaded = load_engine(settings.engine)
     settings.limits.check_memory(loaded.engine.kv_usage())

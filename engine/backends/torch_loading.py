@@ -99,5 +99,5 @@ def _num_blocks(
         return num_blocks
     block_bytes = config.kv_bytes_per_token(dtype.itemsize) * block_size
     if kv_memory_bytes < block_bytes:
-        raise ValueError(f"kv_memory_bytes {kv_memory_bytes} is less than one block of {block_bytes} bytes")
+        raise ValueError(f"--kv-memory {kv_memory_bytes} bytes is less than one block of {block_bytes} bytes")
     return kv_memory_bytes // block_bytes

@@ -120,7 +120,7 @@ def test_a_context_of_one_token_can_be_tested() -> None:
         ({"num_blocks": 8, "max_context": 257}, r"max_context 257 is outside the model's 1\.\.256"),
         ({}, "exactly one of num_blocks and kv_memory_bytes"),
         ({"num_blocks": 8, "kv_memory_bytes": 8}, "exactly one of num_blocks and kv_memory_bytes"),
-        ({"kv_memory_bytes": 8}, "kv_memory_bytes 8 is less than one block of 8192 bytes"),
+        ({"kv_memory_bytes": 8}, "--kv-memory 8 bytes is less than one block of 8192 bytes"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused_by_name(options: dict[str, object], message: str) -> None:
