@@ -7,7 +7,9 @@ from engine.backends.torch_loading import DTYPES
 from engine.models.config import LoadedModel
 
 # Interpreter, libraries, tokenizer, and the buffers of a step, on torch's CPU build.
-PROCESS_BYTES = 512 << 20
+PROCESS_BYTES = 560 << 20
+TOLERANCE = 0.15  # of the sum, to both sides
+_MIB = 1 << 20
 _EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -22,6 +24,28 @@ class MemoryPlan:
     @property
     def total(self) -> int:
         return self.weights + self.pool + PROCESS_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySeen:
+    """Resident bytes of a target process, and what they should be."""
+
+    plan: MemoryPlan
+    before: int  # ready, and nothing asked of it yet
+    most: int  # under load
+    after: int  # the load
+    peak: int  # while loading, or later
+
+    @property
+    def problems(self) -> list[str]:
+        """What is not within TOLERANCE of the plan; empty when it is as it should be."""
+        total = self.plan.total
+        return [
+            f"resident memory {name} the load: {num_bytes / _MIB:.0f} MiB, {num_bytes / total - 1:+.1%} against the "
+            f"{total / _MIB:.0f} MiB of weights, pool and process; {TOLERANCE:.0%} is the limit"
+            for name, num_bytes in {"under": self.most, "after": self.after}.items()
+            if abs(num_bytes / total - 1) > TOLERANCE
+        ]
 
 
 def plan_memory(model: LoadedModel, dtype: str, num_blocks: int, block_size: int) -> MemoryPlan:

@@ -13,9 +13,9 @@ from engine.backends.options import parse_bytes
 from engine.models.loading import load_model
 from loadtest.churn.judge import Outcome, verdict
 from loadtest.churn.load import PRESSURE, LoadSettings, run_load
-from loadtest.churn.report import MemorySeen, report, summary
+from loadtest.churn.report import report, summary
 from loadtest.churn.requests import MAX_DRAFT_TOKENS, make_requests, spec_bench_prompts
-from loadtest.memory import most_resident_bytes, plan_memory, resident_bytes
+from loadtest.memory import MemorySeen, most_resident_bytes, plan_memory, resident_bytes
 from loadtest.recorded import record
 from tandem.client import SyncTandemClient
 from tandem.cluster_options import ClusterChoice, PassedOptions
@@ -25,6 +25,7 @@ from tandem.processes import ClusterPlan, LocalCluster
 from tandem.serving.options import make_parser, positive_int
 
 _MIB = 1 << 20
+_RESIDENT = "MiB resident in the target process"
 _KV_MEMORY_BYTES = 48 * _MIB  # by default
 
 
@@ -34,10 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.kv_memory is None and options.toy is None:
         options.kv_memory = _KV_MEMORY_BYTES
     with LocalCluster(cluster_plan(options), quiet=True) as cluster:
-        outcome, memory = run(options, cluster)
-    text = "\n".join([*summary(outcome), ""])
-    if memory is not None:
-        text = report(outcome, describe(options), memory)
+        outcome = run(options, cluster)
+    text = report(outcome, describe(options)) if outcome.memory else "\n".join([*summary(outcome), ""])
     if options.out is not None:
         options.out.write_text(text)
     sys.stdout.write(text)
@@ -94,7 +93,7 @@ def cluster_plan(options: argparse.Namespace) -> ClusterPlan:
     return replace(plan, target=[*plan.target, "--max-draft-tokens", str(MAX_DRAFT_TOKENS)])
 
 
-def run(options: argparse.Namespace, cluster: LocalCluster) -> tuple[Outcome, MemorySeen | None]:
+def run(options: argparse.Namespace, cluster: LocalCluster) -> Outcome:
     """Record, load, judge; the target's memory where it runs the native engine."""
     address, pid = cluster.addresses["orchestrator"], cluster.services[0].process.pid
     settings = LoadSettings(
@@ -108,14 +107,15 @@ def run(options: argparse.Namespace, cluster: LocalCluster) -> tuple[Outcome, Me
     with SyncTandemClient(address) as client:
         load = client.info().target_load
         recorded = record(client, make_requests(spec_bench_prompts(), options.requests, options.seed))
-    figures = {**PRESSURE, "MiB resident in the target process": lambda _: resident_bytes(pid) / _MIB}
+    figures = {**PRESSURE, _RESIDENT: lambda _: resident_bytes(pid) / _MIB}
     outcome = run_load(address, recorded, settings, figures)
     if options.toy is not None or load is None:
-        return outcome, None
+        return outcome
     after, peak = resident_bytes(pid), most_resident_bytes(pid)
     model = load_model(resolve_model(options.model))
     plan = plan_memory(model, options.dtype, load.total_blocks, options.block_size)
-    return outcome, MemorySeen(plan, before, after, peak)
+    most = round(outcome.most[_RESIDENT] * _MIB)
+    return replace(outcome, memory=MemorySeen(plan, before, most, after, peak))
 
 
 def describe(options: argparse.Namespace) -> str:

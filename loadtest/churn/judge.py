@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from loadtest.churn.calls import Call, Ending, Plan
+from loadtest.memory import MemorySeen
 
 MAX_PROBLEMS = 20  # after so many there is no point in going on
 MIN_KV_USAGE = 0.75  # below it the pool is not small
@@ -81,6 +82,7 @@ class Outcome:
     kv_usage: float  # most of the target's pool in use at once, of 1
     in_use: tuple[str, ...]  # after the end
     elapsed_s: float
+    memory: MemorySeen | None = None  # of the target, where it runs the native engine
 
 
 def verdict(outcome: Outcome) -> list[str]:
@@ -98,5 +100,6 @@ def verdict(outcome: Outcome) -> list[str]:
         *tally.problems,
         *(f"did not end: {call}" for call in outcome.hanging),
         *(f"still in use: {held}" for held in outcome.in_use),
+        *(outcome.memory.problems if outcome.memory else ()),
         *(f"nothing is shown: it never happened that {what}" for what, happened in shown.items() if not happened),
     ]

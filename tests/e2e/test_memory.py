@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.models.loading import load_model
-from loadtest.memory import plan_memory, resident_bytes
+from loadtest.memory import TOLERANCE, plan_memory, resident_bytes
 from tandem.client import GenerateOptions, TandemClient
 from tandem.processes import ClusterPlan, LocalCluster
 from tests.e2e.deployment import MODEL
@@ -20,7 +20,6 @@ pytestmark = [
 DTYPE, BLOCK_SIZE = "float32", 16
 NUM_SESSIONS, PROMPT_LEN, NUM_TOKENS = 12, 496, 48
 NUM_BLOCKS = NUM_SESSIONS * (PROMPT_LEN + NUM_TOKENS) // BLOCK_SIZE  # the sessions together fill the pool
-TOLERANCE = 0.15
 
 
 async def fill_pool(address: str) -> tuple[int, int]:

@@ -6,7 +6,8 @@ import pytest
 
 from loadtest.churn.calls import Call, Ending, Fate, Plan
 from loadtest.churn.judge import Outcome, Tally, problem_of, verdict
-from loadtest.churn.report import summary
+from loadtest.churn.report import report, summary
+from loadtest.memory import PROCESS_BYTES, MemoryPlan, MemorySeen
 from loadtest.recorded import Recorded
 
 RECORDED = Recorded("Name three colours.", {"temperature": 0.7, "seed": 4711}, "red, green", (7, 8, 9))
@@ -72,6 +73,19 @@ def test_a_failure_and_a_deadline_that_nobody_set_are_wrong() -> None:
 def test_a_run_that_shows_everything_passes() -> None:
     assert verdict(whole_run()) == []
     assert "Verdict: **passed**." in summary(whole_run())
+
+
+def test_resident_memory_past_its_tolerance_is_told_with_both_figures() -> None:
+    plan = MemoryPlan(weights=400 << 20, kv_per_token=1024, pool=40 << 20)
+    total = 440 * 2**20 + PROCESS_BYTES
+    seen = MemorySeen(plan, before=total // 2, most=total * 114 // 100, after=total * 86 // 100, peak=2 * total)
+    run = replace(whole_run(), memory=seen)
+    assert verdict(run) == []
+    assert f"| most under the load, looking five times a second | {seen.most >> 20} | +14.0% |" in report(run, "")
+    for name, wrong in {"under": {"most": total * 116 // 100}, "after": {"after": total * 84 // 100}}.items():
+        (problem,) = verdict(replace(run, memory=replace(seen, **wrong)))
+        assert f"resident memory {name} the load" in problem
+        assert f"the {total >> 20} MiB" in problem
 
 
 @pytest.mark.parametrize(
