@@ -115,3 +115,20 @@ def check_session(spec: SessionSpec, vocab_size: int, max_context: int) -> None:
     if spec.logprobs is not None:
         check_range("logprobs.num_top", spec.logprobs.num_top, 0, MAX_TOP_LOGPROBS)
     check_sampling(spec.sampling, vocab_size)
+    _check_token_left(spec, vocab_size)
+
+
+def _check_token_left(spec: SessionSpec, vocab_size: int) -> None:
+    """Raise when no token may be sampled, or none while min_tokens forbids the end."""
+    allowed, bad = set(spec.sampling.allowed_token_ids), set(spec.sampling.bad_token_ids)
+    if len(bad) >= vocab_size:
+        raise InvalidArgumentError(
+            "sampling.bad_token_ids", f"they are all {vocab_size} ids of the vocabulary; nothing is left"
+        )
+    forbidden = bad | spec.ending_token_ids
+    if spec.min_tokens > 0 and (allowed <= forbidden if allowed else len(forbidden) >= vocab_size):
+        raise InvalidArgumentError(
+            "stopping.min_tokens",
+            f"{spec.min_tokens} forbids EOS and stopping.stop_token_ids at first, and sampling.allowed_token_ids and "
+            "sampling.bad_token_ids leave nothing else",
+        )

@@ -4,9 +4,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from tandem.validation import InvalidArgumentError
 
@@ -28,6 +30,17 @@ class ServiceError(Exception):
         self.code = code
 
 
+@dataclass(frozen=True, slots=True)
+class _Undecodable:
+    """Bytes that came in place of a request: a deserializer that raises ends the call with a status of grpc's own."""
+
+    message: str  # the request's name
+    num_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.num_bytes} bytes cannot be read as a {self.message}"
+
+
 class LifecycleInterceptor(grpc.aio.ServerInterceptor):
     """Runs every handler so that its `finally` blocks run in the call's task and its errors get a status.
 
@@ -44,21 +57,50 @@ class LifecycleInterceptor(grpc.aio.ServerInterceptor):
         if handler is None or handler_call_details.method.startswith("/grpc.health."):
             return handler  # type: ignore[no-any-return]
         codecs = {
-            "request_deserializer": handler.request_deserializer,
+            "request_deserializer": _forgiving(handler.request_deserializer),
             "response_serializer": handler.response_serializer,
         }
         method = handler_call_details.method
         if handler.stream_stream is not None:
-            return grpc.stream_stream_rpc_method_handler(_streaming(handler.stream_stream, method), **codecs)
+            return grpc.stream_stream_rpc_method_handler(
+                _streaming(lambda requests, context: handler.stream_stream(_all_read(requests), context), method),
+                **codecs,
+            )
         if handler.unary_stream is not None:
             return grpc.unary_stream_rpc_method_handler(_streaming(handler.unary_stream, method), **codecs)
         return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary, method), **codecs)
 
 
+def _forgiving(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """What the bytes are, or that they are nothing."""
+    name = getattr(deserialize, "__self__", object).__name__
+
+    def run(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            return _Undecodable(name, len(data))
+
+    return run
+
+
+def _read(request: Any) -> Any:
+    """The request; InvalidArgumentError for what is none."""
+    if isinstance(request, _Undecodable):
+        raise InvalidArgumentError("request", str(request))
+    return request
+
+
+async def _all_read(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """Every request of a stream, as `_read`."""
+    async for request in requests:
+        yield _read(request)
+
+
 def _streaming(handler: Callable[[Any, _Context], AsyncIterator[Any]], method: str) -> Any:
     async def run(request: Any, context: _Context) -> None:
         async def write_all() -> None:
-            async with aclosing(handler(request, context)) as messages:  # type: ignore[type-var]
+            async with aclosing(handler(_read(request), context)) as messages:  # type: ignore[type-var]
                 async for message in messages:
                     await context.write(message)
 
@@ -69,7 +111,10 @@ def _streaming(handler: Callable[[Any, _Context], AsyncIterator[Any]], method: s
 
 def _unary(handler: Callable[[Any, _Context], Awaitable[Any]], method: str) -> Any:
     async def run(request: Any, context: _Context) -> Any:
-        return await _guarded(handler(request, context), context, method)
+        async def answer() -> Any:
+            return await handler(_read(request), context)
+
+        return await _guarded(answer(), context, method)
 
     return run
 

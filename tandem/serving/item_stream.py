@@ -9,10 +9,14 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.message import Message
 
 from tandem import codec
-from tandem.serving.batches import batches_of
+from tandem.serving.batches import MAX_BATCH_ITEMS, batches_of
 from tandem.types import ItemError, Stamp
+from tandem.validation import InvalidArgumentError
 
 _log = logging.getLogger(__name__)
+
+MAX_MESSAGE_ITEMS = 4096  # an orchestrator sends MAX_BATCH_ITEMS at most
+MAX_UNSENT = 4096  # results of one peer
 
 ResultT = TypeVar("ResultT")
 ResponseT = TypeVar("ResponseT")
@@ -25,12 +29,13 @@ Take = Callable[[Any, Stamp, float, float | None], None]
 class Outbox(Generic[ResultT]):
     """Results on their way to one peer; whatever has gathered since the last write travels together.
 
-    Bounded by the peer itself: every item it sent is answered once.
+    A peer that does not read its results has no more items taken while MAX_UNSENT of them wait.
     """
 
     def __init__(self) -> None:
         self._results: list[ResultT] = []
         self._wake = asyncio.Event()
+        self._taken = asyncio.Event()
         self._is_closed = False
 
     def put(self, result: ResultT) -> None:
@@ -43,6 +48,13 @@ class Outbox(Generic[ResultT]):
         """End `batches` once what is queued has been taken."""
         self._is_closed = True
         self._wake.set()
+        self._taken.set()
+
+    async def room(self) -> None:
+        """Return once fewer than MAX_UNSENT results wait."""
+        while len(self._results) >= MAX_UNSENT and not self._is_closed:
+            self._taken.clear()
+            await self._taken.wait()
 
     async def batches(self) -> AsyncGenerator[list[ResultT], None]:
         """Batches of results until closed, each non-empty."""
@@ -51,6 +63,7 @@ class Outbox(Generic[ResultT]):
             await asyncio.sleep(0)  # let whatever is ready in this turn of the loop join the batch
             self._wake.clear()
             results, self._results = self._results, []
+            self._taken.set()
             if results:
                 yield results
             elif self._is_closed:
@@ -85,7 +98,7 @@ async def serve_items(
         if reader.done() and settle():
             outbox.close()
 
-    reader = asyncio.create_task(_read(requests, take))
+    reader = asyncio.create_task(_read(requests, take, outbox))
     reader.add_done_callback(close_when_settled)
     try:
         async with aclosing(outbox.batches()) as batches:
@@ -110,10 +123,20 @@ def _with_error(message: Any, error: ItemError) -> Any:
     return message
 
 
-async def _read(requests: AsyncIterator[Any], take: Take) -> None:
-    """Every item of every message, until the peer sends no more."""
+async def _read(requests: AsyncIterator[Any], take: Take, outbox: Outbox[Any]) -> None:
+    """Every item of every message, until the peer sends no more; others have their turn in between.
+
+    InvalidArgumentError, which ends the stream, for a message of too many items.
+    """
     async for request in requests:
+        if len(request.items) > MAX_MESSAGE_ITEMS:
+            raise InvalidArgumentError(
+                "items", f"{len(request.items)} items of one message are more than the limit of {MAX_MESSAGE_ITEMS}"
+            )
         now_s = asyncio.get_running_loop().time()
-        for item in request.items:
+        for index, item in enumerate(request.items):
+            if index % MAX_BATCH_ITEMS == 0:
+                await asyncio.sleep(0)
+                await outbox.room()
             deadline_s = now_s + item.deadline_ms / 1000 if item.deadline_ms else None
             take(item, codec.stamp_from_proto(item.stamp), now_s, deadline_s)

@@ -83,6 +83,21 @@ BAD = [
     ({"sampling": {"logit_bias": {1: 101.0}}}, r"sampling.logit_bias\[1\]"),
     ({"sampling": {"bad_token_ids": [64]}}, r"sampling.bad_token_ids\[0\]"),
     ({"sampling": {"allowed_token_ids": [1], "bad_token_ids": [1]}}, "nothing is left"),
+    ({"sampling": {"bad_token_ids": range(64)}}, "sampling.bad_token_ids: they are all 64 ids of the vocabulary"),
+    (
+        {
+            "sampling": {"allowed_token_ids": [5, 6], "bad_token_ids": [6]},
+            "stopping": {"stop_token_ids": [5], "min_tokens": 3, "max_tokens": 4},
+        },
+        "stopping.min_tokens: 3 forbids EOS and stopping.stop_token_ids at first, and .* leave nothing else",
+    ),
+    (
+        {
+            "sampling": {"bad_token_ids": range(63)},
+            "stopping": {"stop_token_ids": [63], "min_tokens": 1, "max_tokens": 4},
+        },
+        "stopping.min_tokens: 1 forbids",
+    ),
     ({"speculation": {"num_draft_tokens": 9}}, r"speculation.num_draft_tokens: 9 is outside \[0, 8\]"),
     ({"logprobs": {"num_top": 21}}, r"logprobs.num_top: 21 is outside \[0, 20\]"),
     ({"request_id": "x" * 129}, "request_id: 129 characters are more than the limit of 128"),

@@ -7,7 +7,8 @@ import pytest
 
 from tandem.draft.v1 import draft_pb2 as pb
 from tandem.serving import batches
-from tandem.serving.item_stream import Outbox, serve_items
+from tandem.serving.item_stream import MAX_MESSAGE_ITEMS, MAX_UNSENT, Outbox, serve_items
+from tandem.validation import InvalidArgumentError
 
 
 def _message(session_id: int) -> pb.ProposeResult:
@@ -102,3 +103,88 @@ def test_results_that_one_message_cannot_hold_travel_in_several_and_one_that_fit
     assert refused.WhichOneof("outcome") == "error"
     assert "is more than the limit of 150 bytes" in refused.error.message
     assert refused.error.message in caplog.text
+
+
+def _requests(*sizes: int) -> AsyncIterator[pb.ProposeRequest]:
+    """Messages of so many items."""
+
+    async def made() -> AsyncIterator[pb.ProposeRequest]:
+        for size in sizes:
+            yield pb.ProposeRequest(items=[pb.ProposeItem()] * size)
+
+    return made()
+
+
+def test_others_have_their_turn_while_a_message_of_many_items_is_taken() -> None:
+    async def scenario() -> int:
+        turns, taken = 0, 0
+
+        def take(*_: object) -> None:
+            nonlocal taken
+            taken += 1
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while taken < MAX_MESSAGE_ITEMS:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count_turns())
+        outbox: Outbox[int] = Outbox()
+        stream = serve_items(
+            _requests(MAX_MESSAGE_ITEMS), take, outbox, _message, list, settle=lambda: True, end=lambda: None
+        )
+        assert [response async for response in stream] == []
+        await counting
+        return turns
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 20)) >= MAX_MESSAGE_ITEMS // batches.MAX_BATCH_ITEMS
+
+
+def test_a_message_of_too_many_items_ends_the_stream_and_none_of_it_is_taken() -> None:
+    async def scenario() -> None:
+        taken: list[object] = []
+        outbox: Outbox[int] = Outbox()
+        stream = serve_items(
+            _requests(MAX_MESSAGE_ITEMS + 1),
+            lambda *_: taken.append(1),
+            outbox,
+            _message,
+            list,
+            settle=lambda: True,
+            end=lambda: None,
+        )
+        with pytest.raises(InvalidArgumentError, match=r"items: 4097 items of one message .* limit of 4096"):
+            await anext(stream)
+        assert taken == []
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_a_peer_that_does_not_read_its_results_has_no_more_items_taken() -> None:
+    async def scenario() -> None:
+        outbox: Outbox[int] = Outbox()
+        num_taken = 0
+
+        def take(*_: object) -> None:
+            nonlocal num_taken
+            num_taken += 1
+            outbox.put(1)
+
+        stream = serve_items(
+            _requests(*[1000] * 20),
+            take,
+            outbox,
+            _message,
+            list,
+            settle=lambda: num_taken == 20_000,
+            end=lambda: None,
+        )
+        responses = [await anext(stream)]
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert num_taken <= 2 * MAX_UNSENT + batches.MAX_BATCH_ITEMS
+        responses += [response async for response in stream]  # it reads again
+        assert sum(map(len, responses)) == num_taken == 20_000
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))

@@ -86,6 +86,39 @@ def test_errors_become_statuses_and_bugs_do_not_leak_their_text(
     assert failure.details() == details
 
 
+def test_bytes_that_are_no_request_are_the_peers_fault_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Reader(Servicer):
+        async def Verify(self, request_iterator: Any, context: Any) -> AsyncIterator[target_pb2.VerifyResponse]:
+            async for _ in request_iterator:
+                yield target_pb2.VerifyResponse()
+
+    async def scenario() -> list[grpc.aio.AioRpcError]:
+        task, address = await started(Reader(), tmp_path)
+        failures = []
+        async with open_channel(address) as channel:
+            unary = channel.unary_unary(f"/{NAME}/GetInfo")
+            stream = channel.stream_stream(f"/{NAME}/Verify")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await unary(b"\xff" * 7, timeout=10)
+            failures.append(caught.value)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async for _ in stream(iter([b"", b"\xff" * 9]), timeout=10):
+                    pass
+            failures.append(caught.value)
+        await stop(task)
+        return failures
+
+    failures = asyncio.run(scenario())
+    assert [failure.code() for failure in failures] == [grpc.StatusCode.INVALID_ARGUMENT] * 2
+    assert [failure.details() for failure in failures] == [
+        "request: 7 bytes cannot be read as a GetInfoRequest",
+        "request: 9 bytes cannot be read as a VerifyRequest",
+    ]
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def test_a_client_that_has_gone_before_its_status_is_noted_and_is_no_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
