@@ -80,5 +80,5 @@ clean:
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[engine,load,dev]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[engine,hf,load,dev]"
 	touch $@

@@ -48,13 +48,16 @@ def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask
     return output.reshape(num_kv_heads, n, -1, head_dim).transpose(0, 1).reshape(n, num_heads, head_dim)
 
 
-def attend_rows(rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Softmax(rows @ keys / sqrt(D) + mask) @ values.
+def attend_rows(
+    rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float | None = None
+) -> torch.Tensor:
+    """Softmax(rows @ keys * scale + mask) @ values; `scale` None is 1 / sqrt(D).
 
     rows [heads, n * G, D], keys and values [heads, S, D] of one dtype, mask [Q, S] -> [heads, n * G, D].
-    Keys and values past the context are masked but must be finite.
+    Keys and values past the context are masked but must be finite; values may have a size of their own.
     """
-    num_rows, scale = rows.shape[1], rows.shape[2] ** -0.5
+    num_rows = rows.shape[1]
+    scale = rows.shape[2] ** -0.5 if scale is None else scale
     rows = F.pad(rows, (0, 0, 0, mask.shape[0] - num_rows))
     # [heads, Q, S]
     if rows.dtype == torch.float32:

@@ -59,27 +59,29 @@ def run_self_test(
 
 @torch.no_grad()
 def check_linears(model: LlamaModel, max_step_tokens: int) -> list[str]:
-    """Each distinct linear at every row count, from both ends, at one thread and at all, against 64 rows."""
+    """Each distinct linear: those of a layer up to a whole step's rows, the head up to its own most."""
     first = model.layers[0]
     shapes = {
-        (linear.in_features, linear.out_features): (linear, max(num_linear_rows(max_step_tokens), REFERENCE_ROWS))
+        (linear.in_features, linear.out_features): (linear, max_step_tokens)
         for linear in (first.qkv, first.attention_out, first.gate_up, first.down)
     }
     shapes[model.head.in_features, model.head.out_features] = (model.head, MAX_HEAD_ROWS)
     return [
-        failure for linear, max_rows in shapes.values() for failure in _check_linear(linear, max_rows, model.dtype)
+        failure for linear, max_rows in shapes.values() for failure in check_linear(linear, max_rows, model.dtype)
     ]
 
 
-def _check_linear(linear: Linear, max_rows: int, dtype: torch.dtype) -> Iterator[str]:
+def check_linear(linear: Linear, max_rows: int, dtype: torch.dtype) -> Iterator[str]:
+    """Every row count, from both ends, at one thread and at all, against 64 rows -> what differs."""
+    max_rows = max(num_linear_rows(max_rows), REFERENCE_ROWS)
     x = torch.randn(max_rows, linear.in_features, generator=torch.Generator().manual_seed(1)).to(dtype)
     references = torch.cat([linear(_padded(rows))[: len(rows)] for rows in torch.split(x, REFERENCE_ROWS)])
     name = f"linear {linear.in_features}->{linear.out_features} {dtype}"
     for count in sorted({max_rows, max_rows - 1, max_rows - REFERENCE_ROWS // 2}):
         if not torch.equal(linear(x[:count]), references[:count]):
             yield f"{name}: rows of {count} differ from rows of {REFERENCE_ROWS}"
-    for num_threads in _thread_counts():
-        with _threads(num_threads):
+    for num_threads in thread_counts():
+        with threads(num_threads):
             for count in ROW_COUNTS:
                 head = torch.equal(linear(x[:count]), references[:count])
                 tail = torch.equal(linear(x[-count:]), references[-count:])
@@ -102,8 +104,8 @@ def check_attention(model: LlamaModel, kernels: LayerKernels, max_step_tokens: i
         together = _attend(model, kernels, context_len, [num_tokens])
         chunk = 1 if num_tokens <= 7 else REFERENCE_ROWS - 1
         chunks = [min(chunk, num_tokens - start) for start in range(0, num_tokens, chunk)]
-        for num_threads in _thread_counts():
-            with _threads(num_threads):
+        for num_threads in thread_counts():
+            with threads(num_threads):
                 apart = _attend(model, kernels, context_len, chunks)
             if not torch.equal(apart, together):
                 failures.append(
@@ -162,19 +164,21 @@ def check_model(model: LlamaModel, kernels: LayerKernels) -> tuple[torch.Tensor,
     together = step([(s, length - wanted, length) for s, length in enumerate(lengths)], wanted)
     if not torch.equal(together, alone):
         failures.append(f"model {model.dtype}: ragged batches differ from sequences alone")
-    with _threads(1):
+    with threads(1):
         rows = [step([(0, end - 1, end)], 1) for end in range(lengths[0] - wanted + 1, lengths[0] + 1)]
     if not torch.equal(torch.cat(rows), alone[:wanted]):
         failures.append(f"model {model.dtype}: rows one by one at 1 thread differ from a whole prefill")
     return alone, failures
 
 
-def _thread_counts() -> list[int]:
+def thread_counts() -> list[int]:
+    """One, and all."""
     return sorted({1, torch.get_num_threads()})
 
 
 @contextmanager
-def _threads(num_threads: int) -> Iterator[None]:
+def threads(num_threads: int) -> Iterator[None]:
+    """Compute with that many threads inside."""
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:

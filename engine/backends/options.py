@@ -25,7 +25,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = EngineSettings()
     group = parser.add_argument_group("model")
     group.add_argument("--model", default=defaults.model, help="a pulled name, a model directory or a .gguf file")
-    group.add_argument("--backend", default=defaults.backend, help="torch, or toy for an in-memory double")
+    group.add_argument(
+        "--backend",
+        default=defaults.backend,
+        help="torch, transformers for models that torch does not know, or toy for an in-memory double",
+    )
     group.add_argument("--dtype", default=defaults.dtype, help="float32 or bfloat16")
     group.add_argument(
         "--kv-memory",

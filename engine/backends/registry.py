@@ -14,7 +14,8 @@ from engine.models.config import ModelFileError
 from tandem.models import ModelNotFoundError, resolve_model
 from tandem.vocabulary import Vocabulary, VocabularyError
 
-_DTYPES = {"torch": ("float32", "bfloat16"), "toy": ("float32",)}  # backend -> what it computes in
+# backend -> what it computes in
+_DTYPES = {"torch": ("float32", "bfloat16"), "transformers": ("float32", "bfloat16"), "toy": ("float32",)}
 _TOY_MAX_CONTEXT = 4096
 
 
@@ -45,7 +46,7 @@ def load_engine(settings: EngineSettings) -> LoadedEngine:
     compiled_noise()  # the first sampled token shall not wait for a compiler
     if settings.backend == "toy":
         return _load_toy(settings)
-    loaded = _load_torch(settings)
+    loaded = _load_torch(settings) if settings.backend == "torch" else _load_transformers(settings)
     return_freed_memory()
     return loaded
 
@@ -86,6 +87,37 @@ def _load_torch(settings: EngineSettings) -> LoadedEngine:
         max_step_tokens=settings.max_step_tokens,
         prefix_cache=settings.prefix_cache,
     )
+    return LoadedEngine(engine, vocabulary, _model_id(path))
+
+
+def _load_transformers(settings: EngineSettings) -> LoadedEngine:
+    # An extra: only who chooses the backend needs the package.
+    try:
+        from engine.backends.transformers_loading import load_transformers_engine
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        raise EngineError("backend 'transformers' needs that package: pip install 'tandem[hf]'") from error
+
+    try:
+        path = resolve_model(settings.model)
+        vocabulary = Vocabulary.load(path)
+        engine = load_transformers_engine(
+            path,
+            settings.dtype,
+            kv_memory_bytes=settings.kv_memory_bytes,
+            block_size=settings.block_size,
+            max_context=settings.max_context,
+            max_step_tokens=settings.max_step_tokens,
+            prefix_cache=settings.prefix_cache,
+        )
+    except (ModelNotFoundError, ModelFileError, VocabularyError) as error:
+        raise EngineError(f"model {settings.model!r}: {error}") from error
+    if vocabulary.vocab_size > engine.capabilities.vocab_size:
+        raise EngineError(
+            f"model {settings.model!r}: its tokenizer has {vocabulary.vocab_size} ids, its logits only "
+            f"{engine.capabilities.vocab_size}"
+        )
     return LoadedEngine(engine, vocabulary, _model_id(path))
 
 

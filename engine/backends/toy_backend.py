@@ -23,7 +23,6 @@ from engine.backends.base import (
     KvUsage,
     SequenceId,
     SequenceInput,
-    UnsupportedEngineError,
 )
 from engine.backends.toy_logits import LogitsOf, hashed_logits, scripted_logits
 from engine.batch import BatchItem
@@ -125,12 +124,6 @@ class ToyEngine:
 
     def truncate(self, sequence_id: SequenceId, num_tokens: int) -> None:
         """See `SpeculativeEngine`; UnsupportedEngineError when rows would go and the engine cannot."""
-        num_rows = self.num_cached_tokens(sequence_id)
-        if num_tokens < num_rows and not self._capabilities.can_truncate:
-            raise UnsupportedEngineError(
-                f"backend 'toy' cannot truncate: sequence {sequence_id} has {num_rows} rows and "
-                f"{num_tokens} were asked to stay"
-            )
         self._sequences.truncate(sequence_id, num_tokens)
 
     def fork(self, sequence_id: SequenceId) -> SequenceId:

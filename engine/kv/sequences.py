@@ -17,6 +17,7 @@ from engine.backends.base import (
     OutOfBlocksError,
     SequenceId,
     SequenceInput,
+    UnsupportedEngineError,
 )
 from engine.batch import BatchItem
 from engine.kv.block_pool import BlockPool
@@ -57,10 +58,19 @@ class KvSequences:
         return self._tables[sequence_id]
 
     def truncate(self, sequence_id: SequenceId, num_tokens: int) -> None:
-        """See `SpeculativeEngine`; EngineError for a negative count."""
+        """See `SpeculativeEngine`; EngineError for a negative count.
+
+        UnsupportedEngineError when rows would go and the backend cannot.
+        """
         if num_tokens < 0:
             raise EngineError(f"sequence {sequence_id}: cannot truncate to {num_tokens} tokens")
-        self.table(sequence_id).truncate(num_tokens)
+        table = self.table(sequence_id)
+        if num_tokens < table.num_tokens and not self._capabilities.can_truncate:
+            raise UnsupportedEngineError(
+                f"backend {self._capabilities.backend!r} cannot truncate: sequence {sequence_id} has "
+                f"{table.num_tokens} rows and {num_tokens} were asked to stay"
+            )
+        table.truncate(num_tokens)
 
     def fork(self, sequence_id: SequenceId) -> SequenceId:
         """See `SpeculativeEngine`."""

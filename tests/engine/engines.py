@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from engine.backends.base import SequenceId, SequenceInput
+from engine.backends.base import SequenceId, SequenceInput, SpeculativeEngine
 from engine.backends.torch_backend import TorchEngine
 from engine.kernels.base import LayerKernels
 from engine.kernels.cpu_reference import TorchKernels
@@ -33,12 +33,12 @@ def tiny_engine(
     return TorchEngine(built, kernels or TorchKernels(), num_blocks=num_blocks, block_size=block_size)
 
 
-def logits(engine: TorchEngine, sequence: SequenceId, token_ids: Sequence[int]) -> torch.Tensor:
+def logits(engine: SpeculativeEngine, sequence: SequenceId, token_ids: Sequence[int]) -> torch.Tensor:
     """One step of one sequence, all rows."""
     return engine.forward_per_position_logits([SequenceInput(sequence, token_ids, len(token_ids))])
 
 
-def logits_of(engine: TorchEngine, token_ids: Sequence[int], chunks: Iterable[int] = ()) -> torch.Tensor:
+def logits_of(engine: SpeculativeEngine, token_ids: Sequence[int], chunks: Iterable[int] = ()) -> torch.Tensor:
     """All rows of a fresh sequence in steps of `chunks`, the rest in one; released afterwards."""
     sequence, rows, start = engine.create(), [], 0
     for count in (*chunks, len(token_ids)):

@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from engine.backends.base import EngineError, SequenceInput
 from engine.backends.registry import EngineSettings, LoadedEngine, load_engine
 from engine.backends.toy_backend import ToyEngine, hashed_logits
 from engine.backends.toy_options import parse_toy_options
-from tests.fixtures.tiny_models import tiny_logits, tiny_model, write_hf_directory
+from tests.fixtures.tiny_models import tiny_logits, tiny_model, write_byte_tokenizer, write_hf_directory
 
 
 def load_toy(toy: str | None = None, max_context: int | None = None) -> LoadedEngine:
@@ -68,7 +67,7 @@ def test_a_toy_option_that_cannot_be_is_named(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (EngineSettings(backend="jax"), "backend 'jax' is unknown; there are: torch, toy"),
+        (EngineSettings(backend="jax"), "backend 'jax' is unknown; there are: torch, transformers, toy"),
         (EngineSettings(dtype="int4"), "dtype 'int4' is unknown to backend 'torch'; there are: float32, bfloat16"),
         (EngineSettings(backend="toy", dtype="bfloat16"), "backend 'toy'; there are: float32"),
     ],
@@ -98,11 +97,7 @@ def test_the_number_of_threads_is_set() -> None:
 def write_tiny_model(directory: Path) -> Path:
     """A random Llama of 160 ids with a byte-level tokenizer of as many, without merges."""
     write_hf_directory(directory, tiny_model("llama"))
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:160]
-    tokenizer = Tokenizer(models.BPE(vocab={letter: n for n, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(directory / "tokenizer.json"))
+    write_byte_tokenizer(directory, 160)
     return directory
 
 

@@ -1,0 +1,1 @@
+"""What the transformers backend adds to a model of that package: invariant rows, memory it accounts for."""
