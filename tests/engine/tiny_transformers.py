@@ -32,7 +32,8 @@ _SIZES: dict[str, Any] = {
     "max_position_embeddings": 256,
 }
 CONFIGS: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(**_SIZES),
+    # Of an inner size at which a packed linear of a single row would give other bits than one of several.
+    "llama": LlamaConfig(**{**_SIZES, "intermediate_size": 1536}),
     "gpt2": GPT2Config(vocab_size=VOCAB, n_embd=48, n_layer=2, n_head=4, n_positions=256),
     "qwen3": Qwen3Config(**_SIZES, head_dim=16),
     "window": MistralConfig(**_SIZES, sliding_window=16),
