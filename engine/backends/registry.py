@@ -105,7 +105,7 @@ def _load_transformers(settings: EngineSettings) -> LoadedEngine:
         engine = load_transformers_engine(
             path,
             settings.dtype,
-            kv_memory_bytes=settings.kv_memory_bytes,
+            kv_memory_bytes=settings.kv_memory_bytes or DEFAULT_KV_MEMORY_BYTES,
             block_size=settings.block_size,
             max_context=settings.max_context,
             max_step_tokens=settings.max_step_tokens,
