@@ -50,7 +50,7 @@ def load_transformers_engine(
         failures.append("rotary angles depend on the longest position of a step")
     block_bytes = layout.block_bytes(block_size)
     if kv_memory_bytes < block_bytes:
-        raise ValueError(f"kv_memory_bytes {kv_memory_bytes} is less than one block of {block_bytes} bytes")
+        raise ValueError(f"--kv-memory {kv_memory_bytes} bytes is less than one block of {block_bytes} bytes")
 
     # A pool of its own, so that the engine's begins empty.
     num_blocks = 3 * -(-num_probe_rows(model.max_context, max_step_tokens) // block_size)

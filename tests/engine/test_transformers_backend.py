@@ -139,7 +139,7 @@ def test_memory_bounds_the_rows_and_a_step_that_does_not_fit_changes_nothing(tmp
     with pytest.raises(OutOfBlocksError, match="needs 2 key-value blocks, 1 of 8 can be had"):
         engine.advance([SequenceInput(other, [1]), SequenceInput(sequence, [1, 2])])
     assert (engine.num_cached_tokens(sequence), engine.num_cached_tokens(other)) == (27, 0)
-    with pytest.raises(ValueError, match=f"kv_memory_bytes 9 is less than one block of {4 * row_bytes} bytes"):
+    with pytest.raises(ValueError, match=f"--kv-memory 9 bytes is less than one block of {4 * row_bytes} bytes"):
         tiny.load(tmp_path, kv_memory_bytes=9)
 
 
