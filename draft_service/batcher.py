@@ -8,7 +8,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from draft_service.proposers.base import DraftKvUsage, ProposeInput, Proposer, SessionKey
+from draft_service.hidden_buffer import missing
+from draft_service.proposers.base import DraftKvUsage, MissingHiddenStates, ProposeInput, Proposer, SessionKey
 from draft_service.trimming import trim_proposal
 from tandem.serving.compute import ComputeThread
 from tandem.serving.items import deadline_exceeded, internal_error
@@ -121,12 +122,20 @@ class Batcher:
         try:
             proposals = self._proposer.propose(batch) if batch else []
             for proposal, item in zip(proposals, batch, strict=True):
-                answers.append(None if proposal is None else trim_proposal(proposal, item, self._vocab_size))
+                answers.append(self._answer(proposal, item))
         except Exception:  # noqa: BLE001 - a bug of a proposer costs its batch the drafts, never the service
             _log.exception("the proposer failed for a batch of %d", len(batch))
             answers = [internal_error() for _ in batch]
             self._forget_now([item.session_key for item in batch])
         return answers, self._proposer.kv_usage()
+
+    def _answer(self, proposal: Proposal | MissingHiddenStates | None, item: ProposeInput) -> Answer | None:
+        """What leaves the service for it; None for "not yet"."""
+        if proposal is None:
+            return None
+        if isinstance(proposal, MissingHiddenStates):
+            return missing(0)
+        return trim_proposal(proposal, item, self._vocab_size)
 
     def _forget_now(self, keys: Sequence[SessionKey]) -> None:
         """On the compute thread."""

@@ -40,6 +40,8 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             proposer=what.name,
             transports=sorted(codec.transport_to_proto(transport) for transport in what.transports),
             needs_hidden_states=what.needs_hidden_states,
+            hidden_layers=what.hidden_states.layers if what.hidden_states else (),
+            hidden_size=what.hidden_states.size if what.hidden_states else 0,
         )
 
     def Propose(  # noqa: N802 - the contract's name
@@ -75,10 +77,14 @@ def _take(
             case "propose":
                 step = Step(item.propose.tail_start, tuple(item.propose.committed_token_ids))
                 stream.propose(stamp, step, item.propose.num_draft_tokens, arrived_s, deadline_s)
+            case "hidden_states":
+                stream.take_hidden_states(stamp, codec.hidden_states_from_proto(item.hidden_states), arrived_s)
             case "close":
                 stream.close_session(stamp)
             case _:
-                raise ItemError(ErrorCode.INVALID_ARGUMENT, "item.op: must be open, propose or close")
+                raise ItemError(
+                    ErrorCode.INVALID_ARGUMENT, "item.op: must be open, hidden_states, propose or close"
+                )
 
 
 def _result_to_proto(result: Result) -> pb.ProposeResult:

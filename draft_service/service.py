@@ -24,6 +24,7 @@ from tandem.serving.item_stream import Outbox
 from tandem.serving.items import Closed, Opened, answering, draining
 from tandem.types import (
     ErrorCode,
+    HiddenStates,
     ItemError,
     ItemTiming,
     Load,
@@ -194,6 +195,24 @@ class DraftStream:
         if session.answer is not None:
             self.outbox.put(Result(stamp, session.answer))
 
+    def take_hidden_states(self, stamp: Stamp, states: HiddenStates, arrived_s: float) -> None:
+        """Keep rows for the session's next round; ItemError when they do not fit, or nobody here needs any."""
+        need = self._service.offer.capabilities.hidden_states
+        session = self.table.session_of(stamp)
+        session.used_s = arrived_s
+        if need is None:
+            raise ItemError(
+                ErrorCode.INVALID_ARGUMENT,
+                f"hidden_states: proposer {self._service.offer.capabilities.name!r} needs none",
+            )
+        if states.end_row >= session.spec.max_len:
+            raise ItemError(
+                ErrorCode.INVALID_ARGUMENT,
+                f"hidden_states: row {states.end_row - 1} is outside 0..{session.spec.max_len - 2} "
+                "(one less than prompt + max_tokens)",
+            )
+        session.hidden_states.add(states, need.row_bytes)
+
     def close_session(self, stamp: Stamp) -> None:
         """Free a session; done as well when there is none."""
         self._service.forget(self.table.close(stamp))
@@ -218,13 +237,24 @@ class DraftStream:
         if num_drafts == 0:
             self._deliver(session, stamp, Proposal(), ItemTiming())
             return
+        if self._service.offer.capabilities.needs_hidden_states:
+            lacking = session.hidden_states.lacks(stamp.committed_len - 1)
+            if lacking is not None:
+                self._deliver(session, stamp, lacking, ItemTiming())
+                return
         self._service.batcher.submit(
             WaitingRound(
-                item=ProposeInput(session.key, session.spec, tuple(session.tokens.token_ids), num_drafts),
+                item=ProposeInput(
+                    session.key,
+                    session.spec,
+                    tuple(session.tokens.token_ids),
+                    num_drafts,
+                    session.hidden_states.chunks,
+                ),
                 arrived_s=arrived_s,
                 deadline_s=deadline_s,
                 is_wanted=partial(self._is_wanted, session, stamp),
-                deliver=partial(self._deliver, session, stamp),
+                deliver=partial(self._drafted, session, stamp),
             )
         )
 
@@ -234,6 +264,12 @@ class DraftStream:
         if not is_current:
             self._service.count_stale()
         return is_current
+
+    def _drafted(self, session: Session, stamp: Stamp, answer: Answer, timing: ItemTiming) -> None:
+        """The proposer has answered: the rows that it was given it has made its own."""
+        if isinstance(answer, Proposal) and self.table.is_current(session, stamp):
+            session.hidden_states.take_up(stamp.committed_len - 1)
+        self._deliver(session, stamp, answer, timing)
 
     def _deliver(self, session: Session, stamp: Stamp, answer: Answer, timing: ItemTiming) -> None:
         """Record and send a round's answer, if it is still wanted."""

@@ -9,7 +9,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from draft_service.batcher import Answer
+from draft_service.hidden_buffer import HiddenBuffer
 from draft_service.proposers.base import SessionKey
+from draft_service.proposers.draft_kv import common_prefix_len
 from tandem.prefix_hash import HashedTokens, extend_prefix_hash
 from tandem.serving.items import StaleItemError, check_prefix, check_step, unknown_session
 from tandem.types import ErrorCode, ItemError, SessionId, SessionSpec, Stamp
@@ -28,6 +30,7 @@ class Session:
     used_s: float  # when its last item came or was answered
     round: int = 0  # the last one taken up
     answer: Answer | None = None  # of that round; None: not there yet
+    hidden_states: HiddenBuffer = field(default_factory=HiddenBuffer)  # for a proposer that needs them
 
     @property
     def is_busy(self) -> bool:
@@ -71,6 +74,10 @@ class Session:
             )
         prefix_hash = extend_prefix_hash(tokens.prefix_hash(step.tail_start), tail)
         check_prefix(stamp, stamp.committed_len, prefix_hash)
+        dropped = tokens.token_ids[step.tail_start :]
+        num_same = common_prefix_len(dropped, tail)
+        if num_same < len(dropped):
+            self.hidden_states.truncate(step.tail_start + num_same)
         tokens.truncate(step.tail_start)
         tokens.extend(tail)
         self.round, self.answer = stamp.round, None

@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import sys
 
-from orchestrator.handshake import vocabulary_check
+from orchestrator.handshake import draft_check, vocabulary_check
 from orchestrator.replica_api import DRAFT_API, TARGET_API
 from orchestrator.replica_link import HandshakeError, LinkLostError, ReplicaLink
 from orchestrator.server import (
@@ -69,7 +69,9 @@ async def _serve(options: argparse.Namespace) -> None:
     draft: DraftLink | None = None
     if options.draft is not None:
         parse_address(options.draft)
-        draft = ReplicaLink(DRAFT_API, options.draft, vocabulary_check("draft", options.draft, vocabulary, name))
+        draft = ReplicaLink(
+            DRAFT_API, options.draft, draft_check(options.draft, vocabulary, name, lambda: target.info)
+        )
     try:
         await _connect(target, draft, options.connect_timeout)
         settings = OrchestratorSettings(
@@ -95,10 +97,9 @@ async def _connect(target: TargetLink, draft: DraftLink | None, timeout_s: float
     HandshakeError when either must not be used, LinkLostError when the target cannot be reached in time.
     """
     target.start()
-    if draft is not None:
-        draft.start()
     await target.wait_checked(timeout_s)
     if draft is not None:
+        draft.start()  # it is checked against the target
         with contextlib.suppress(LinkLostError):
             await draft.wait_checked(min(timeout_s, _DRAFT_WAIT_S))
 

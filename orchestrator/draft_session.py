@@ -9,6 +9,7 @@ import asyncio
 import time
 from typing import NoReturn
 
+from orchestrator.hidden_relay import HiddenRelay
 from orchestrator.replica_link import LinkLostError
 from orchestrator.sequence import Sequence
 from orchestrator.session_handle import SessionHandle, answer_of
@@ -35,6 +36,10 @@ class _NoProposalError(Exception):
     """This round goes without drafts; nothing new happened."""
 
 
+class _NotYetError(Exception):
+    """The service could not draft yet: it lacks hidden states, which are on their way."""
+
+
 class DraftSession:
     """The `ProposerSession` of one request."""
 
@@ -43,11 +48,16 @@ class DraftSession:
         handle: SessionHandle[draft_pb2.ProposeItem, draft_pb2.ProposeResult],
         timeout_s: float,
         vocab_size: int,
+        relay: HiddenRelay | None = None,
     ) -> None:
-        """`timeout_s`: longest wait of a round; `vocab_size`: drafts must be below it."""
+        """`timeout_s`: longest wait of a round; `vocab_size`: drafts must be below it.
+
+        `relay` has the hidden states that the service needs; None when it needs none.
+        """
         self._handle = handle
         self._timeout_s = timeout_s
         self._vocab_size = vocab_size
+        self._relay = relay
         self._known_len = 0  # tokens the service surely has
         self._first_open: asyncio.Future[draft_pb2.ProposeResult] | None = None  # until a proposal came
         self._background: asyncio.Future[draft_pb2.ProposeResult] | None = None  # an answer no round waits for
@@ -64,6 +74,8 @@ class DraftSession:
         started = time.monotonic()
         try:
             proposal = await self._propose(sequence, num_wanted)
+        except _NotYetError:
+            return _EMPTY
         except (_NoProposalError, TimeoutError, LinkLostError, ItemError) as error:
             sequence.stats.num_fallback_rounds += 1
             self._note(error)
@@ -85,10 +97,13 @@ class DraftSession:
             is_first = self._handle.epoch == 0
             opening = self._handle.open(sequence)
             self._known_len = len(sequence.tokens)
+            if self._relay is not None:
+                self._relay.restart()
             if not is_first:
                 self._leave_to_background(opening)
                 raise _NoProposalError
             self._first_open = opening
+        self._send_hidden_states(sequence)
         future = self._handle.request(self._step_item(sequence, num_wanted))
         try:
             result = await answer_of(
@@ -101,7 +116,21 @@ class DraftSession:
             self._raise_cause(error)
         self._first_open = None
         self._known_len = len(sequence.tokens)
+        if self._relay is not None:
+            self._relay.sent(len(sequence.tokens) - 1)
         return self._checked(codec.proposal_from_proto(result.proposal), num_wanted)
+
+    def _send_hidden_states(self, sequence: Sequence) -> None:
+        """Those that the round needs and the service does not have; _NotYetError while they are not there."""
+        if self._relay is None:
+            return
+        chunks = self._relay.rows_to_send(sequence)
+        if chunks is None:
+            raise _NotYetError
+        for states in chunks:
+            item = self._handle.step_item(sequence)
+            item.hidden_states.CopyFrom(codec.hidden_states_to_proto(states))
+            self._handle.link.send(item)
 
     def _check_ready(self) -> None:
         """_NoProposalError while there is a reason not to ask; LinkLostError or ItemError for news of one."""

@@ -1,4 +1,4 @@
-"""Which replicas may serve together: one protocol, one vocabulary."""
+"""Which replicas may serve together: one protocol, one vocabulary, hidden states where they are needed."""
 
 from collections.abc import Callable
 
@@ -31,5 +31,39 @@ def vocabulary_check(
                 f"the orchestrator's tokenizer {tokenizer_name!r} has {tokenizer.vocab_size} ids, "
                 f"hash {tokenizer.id_bytes_hash[:16]}"
             )
+
+    return check
+
+
+def hidden_states_problem(draft: ReplicaInfo, target: ReplicaInfo) -> str:
+    """Why the target cannot give the hidden states that the draft service needs; empty when it can, or needs not."""
+    needed, model = draft.hidden_layers, target.model
+    if not needed or (draft.hidden_size == model.hidden_size and max(needed) <= model.num_layers):
+        return ""
+    offered = (
+        f"{model.hidden_size} numbers after each of {model.num_layers} layers" if model.hidden_size else "none"
+    )
+    return (
+        f"proposer {draft.proposer!r} needs hidden states of {draft.hidden_size} numbers after layers "
+        f"{', '.join(map(str, needed))} of the target; target model {model.model_id!r} on backend {model.backend!r} "
+        f"offers {offered}"
+    )
+
+
+def draft_check(
+    address: str, tokenizer: Vocabulary, tokenizer_name: str, target: Callable[[], ReplicaInfo | None]
+) -> Callable[[ReplicaInfo], None]:
+    """`vocabulary_check` of a draft replica, and HandshakeError for one that needs what the target does not give.
+
+    `target`: what it said of itself, None before it has.
+    """
+    check_vocabulary = vocabulary_check("draft", address, tokenizer, tokenizer_name)
+
+    def check(info: ReplicaInfo) -> None:
+        check_vocabulary(info)
+        known = target()
+        problem = hidden_states_problem(info, known) if known is not None else ""
+        if problem:
+            raise HandshakeError(f"draft service at {address}: {problem}")
 
     return check

@@ -23,6 +23,8 @@ class ReplicaInfo:
     load: Load
     proposer: str = ""
     transports: frozenset[DraftProbsTransport] = frozenset()
+    hidden_layers: tuple[int, ...] = ()  # of the target, after which a draft replica needs hidden states
+    hidden_size: int = 0  # of the target that it was made for
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ async def _draft_info(channel: grpc.aio.Channel, timeout_s: float) -> ReplicaInf
         codec.load_from_proto(answer.load),
         answer.proposer,
         codec.known_transports(answer.transports),
+        tuple(answer.hidden_layers),
+        answer.hidden_size,
     )
 
 

@@ -19,7 +19,7 @@ from orchestrator.replica_api import ItemT, ReplicaApi, ReplicaInfo, ResultT
 from tandem import codec
 from tandem.serving.batches import batches_of
 from tandem.serving.channels import open_channel, why_not_connected
-from tandem.types import ItemError, Load
+from tandem.types import HiddenStates, ItemError, Load
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +74,7 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         self._check = check
         self._backoff = backoff or Backoff()
         self._waiting: dict[AnswerKey, asyncio.Future[ResultT]] = {}
+        self._listeners: dict[int, Callable[[HiddenStates], None]] = {}  # by session id
         self._outgoing: list[ItemT] = []
         self._wake = asyncio.Event()
         self._up = asyncio.Event()
@@ -135,6 +136,14 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         future = self._waiting.pop(key, None)
         if future is not None:
             future.cancel()
+
+    def listen(self, session_id: int, take: Callable[[HiddenStates], None]) -> None:
+        """Give the session's hidden states to `take`, before the answer they come with; until `unlisten`."""
+        self._listeners[session_id] = take
+
+    def unlisten(self, session_id: int) -> None:
+        """Drop what may still come."""
+        self._listeners.pop(session_id, None)
 
     async def ask_load(self) -> Load:
         """The replica's load now; the last one heard of when it does not answer soon."""
@@ -210,11 +219,25 @@ class ReplicaLink(Generic[ItemT, ResultT]):
                 continue
             self.load = codec.load_from_proto(response.load)
             for result in response.results:
+                if result.WhichOneof("outcome") == "hidden_states":
+                    self._take_hidden_states(result)
+                    continue
                 future = self._waiting.pop(_key(result.stamp), None)
                 if future is not None and not future.done():
                     future.set_result(result)
                 elif result.WhichOneof("outcome") != "closed":
                     self.num_dropped_results += 1
+
+    def _take_hidden_states(self, result: Any) -> None:
+        """To whoever listens; what cannot be rows is as if it had never come."""
+        take = self._listeners.get(result.stamp.session_id)
+        if take is None:
+            self.num_dropped_results += 1
+            return
+        try:
+            take(codec.hidden_states_from_proto(result.hidden_states))
+        except ItemError as error:
+            _log.error("%s: session %d: %s", self, result.stamp.session_id, error)
 
     async def _write(self, call: Any) -> None:
         """Write whatever has gathered, in as few messages as hold it, whenever there is something.

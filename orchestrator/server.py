@@ -15,6 +15,8 @@ import grpc
 from orchestrator import messages, speculative_loop
 from orchestrator.answers import interleaved
 from orchestrator.draft_session import DraftSession, NoDrafts
+from orchestrator.handshake import hidden_states_problem
+from orchestrator.hidden_relay import HiddenRelay
 from orchestrator.replica_link import LinkLostError, ReplicaLink
 from orchestrator.requests import CheckedRequest, Offer, check_answers, check_request
 from orchestrator.sequence import BadVerdictError, Sequence
@@ -170,13 +172,29 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         """One answer's two sessions; they share an id."""
         session_id = SessionId(secrets.randbits(63))
         traceparent = _traceparent(context)
+        is_speculating = self._draft is not None and checked.num_draft_tokens > 0
+        relay = self._relay() if is_speculating else None
         target = TargetSession(
-            SessionHandle(self._target, session_id, deadline, traceparent), self._settings.target_patience
+            SessionHandle(self._target, session_id, deadline, traceparent), self._settings.target_patience, relay
         )
-        if self._draft is None or checked.num_draft_tokens == 0:
+        if self._draft is None or not is_speculating:
             return NoDrafts(), target
         handle = SessionHandle(self._draft, session_id, deadline, traceparent)
-        return DraftSession(handle, self._settings.draft_timeout_s, offer.vocab_size), target
+        return DraftSession(handle, self._settings.draft_timeout_s, offer.vocab_size, relay), target
+
+    def _relay(self) -> HiddenRelay | None:
+        """For the hidden states that the draft service needs, if it needs any and the target has them.
+
+        Where it has them not, because it came back as another, the draft service misses them and rounds go without.
+        """
+        draft = self._draft.info if self._draft is not None else None
+        if draft is None or not draft.hidden_layers or self._target.info is None:
+            return None
+        problem = hidden_states_problem(draft, self._target.info)
+        if problem:
+            _log.warning("answers go without drafts: %s", problem)
+            return None
+        return HiddenRelay(self._target, draft.hidden_layers)
 
 
 def _time_to_answer(context: _Context) -> float | None:

@@ -44,7 +44,7 @@ class SessionHandle(Generic[ItemT, ResultT]):
         self.link: ReplicaLink[ItemT, ResultT] = link
         self.deadline = deadline
         self.epoch = 0  # 0: never opened
-        self._session_id = session_id
+        self.session_id = session_id
         self._traceparent = traceparent
         self._generation = 0  # of the link, when the session was opened there
         self._is_open = False
@@ -59,12 +59,15 @@ class SessionHandle(Generic[ItemT, ResultT]):
         """The replica said that it does not have the session as we do."""
         self._is_open = False
 
-    def open(self, sequence: Sequence) -> "asyncio.Future[ResultT]":
+    def open(
+        self, sequence: Sequence, complete: Callable[[ItemT], None] = lambda _: None
+    ) -> "asyncio.Future[ResultT]":
         """Send an open with every token so far, one epoch further; the future of its answer.
 
-        LinkLostError without a stream.
+        `complete` adds to the item what only one kind of replica is told. LinkLostError without a stream.
         """
         item = self._item(sequence, self.epoch + 1, 0)
+        complete(item)
         item.open.CopyFrom(codec.session_to_proto(sequence.session_spec()))
         future = self.request(item)
         self.epoch += 1
@@ -99,7 +102,7 @@ class SessionHandle(Generic[ItemT, ResultT]):
 
     def _item(self, sequence: Sequence, epoch: int, round_number: int) -> ItemT:
         committed_len = len(sequence.tokens)
-        stamp = Stamp(self._session_id, epoch, round_number, committed_len, sequence.tokens.prefix_hash())
+        stamp = Stamp(self.session_id, epoch, round_number, committed_len, sequence.tokens.prefix_hash())
         item = self.link.api.new_item()
         item.stamp.CopyFrom(codec.stamp_to_proto(stamp))
         item.deadline_ms = self.deadline.milliseconds()

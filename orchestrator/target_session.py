@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from orchestrator.hidden_relay import HiddenRelay
 from orchestrator.replica_link import LinkLostError
 from orchestrator.sequence import Sequence
 from orchestrator.session_handle import Deadline, SessionHandle, answer_of
@@ -44,16 +45,19 @@ class TargetSession:
         self,
         handle: SessionHandle[target_pb2.VerifyItem, target_pb2.VerifyResult],
         patience: TargetPatience,
+        relay: HiddenRelay | None = None,
     ) -> None:
+        """`relay` takes the hidden states that the draft service needs; None when it needs none."""
         self._handle = handle
         self._patience = patience
+        self._relay = relay
         self._opening: asyncio.Future[target_pb2.VerifyResult] | None = None  # until a verdict shows that it worked
         self._model: ModelInfo | None = None  # the target's that the first token came from
 
     def open(self, sequence: Sequence) -> None:
         """Let the target begin with the prompt. Without a stream nothing happens: `verify` opens as well."""
         if self._handle.link.is_up:
-            self._opening = self._handle.open(sequence)
+            self._open(sequence)
 
     async def verify(self, sequence: Sequence, proposal: Proposal) -> Verdict:
         """The verdict about the current round.
@@ -87,14 +91,27 @@ class TargetSession:
 
     def close(self, sequence: Sequence) -> None:
         """Free the session."""
+        if self._relay is not None:
+            self._handle.link.unlisten(self._handle.session_id)
+            self._relay.close()
         self._handle.close(sequence)
+
+    def _open(self, sequence: Sequence) -> None:
+        """Send an open, for hidden states too if they are needed."""
+        relay, link = self._relay, self._handle.link
+        if relay is None:
+            self._opening = self._handle.open(sequence)
+            return
+        link.listen(self._handle.session_id, relay.take)
+        self._opening = self._handle.open(sequence, lambda item: item.hidden_layers.extend(relay.layers))
+        relay.opened()
 
     async def _try(self, sequence: Sequence, proposal: Proposal) -> Verdict:
         """Open if needed, ask once, wait once."""
         if self._handle.needs_open:
             await self._wait_for_link()
             self._check_same_model()
-            self._opening = self._handle.open(sequence)
+            self._open(sequence)
         item = self._handle.step_item(sequence)
         item.verify.proposal.CopyFrom(codec.proposal_to_proto(proposal))
         future = self._handle.request(item)
@@ -105,6 +122,8 @@ class TargetSession:
                 await self._check_opening()
             raise
         self._opening = None
+        if self._relay is not None:
+            self._relay.decided()
         if self._model is None and self._handle.link.info is not None:
             self._model = self._handle.link.info.model
         return codec.verdict_from_proto(result.verdict)

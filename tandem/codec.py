@@ -20,6 +20,7 @@ from tandem.types import (
     DraftProbsTransport,
     ErrorCode,
     FinishReason,
+    HiddenStates,
     ItemError,
     ItemTiming,
     Load,
@@ -290,6 +291,21 @@ def _draft_probs_from_proto(index: int, message: pb.DraftProbs) -> DraftProbs:
     )
 
 
+def hidden_states_to_proto(states: HiddenStates) -> pb.HiddenStates:
+    return pb.HiddenStates(first_row=states.first_row, num_rows=states.num_rows, states_bf16=states.data)
+
+
+def hidden_states_from_proto(message: pb.HiddenStates) -> HiddenStates:
+    """ItemError INVALID_ARGUMENT for bytes that are not whole rows."""
+    num_bytes, num_rows = len(message.states_bf16), message.num_rows
+    if num_bytes == 0 or num_rows == 0 or num_bytes % (2 * num_rows):
+        raise ItemError(
+            ErrorCode.INVALID_ARGUMENT,
+            f"hidden_states: {num_bytes} bytes are not {num_rows} rows of bfloat16 numbers",
+        )
+    return HiddenStates(message.first_row, num_rows, message.states_bf16)
+
+
 def timing_to_proto(timing: ItemTiming) -> pb.ItemTiming:
     return pb.ItemTiming(queue_us=timing.queue_us, compute_us=timing.compute_us)
 
@@ -357,6 +373,8 @@ _INFO_FIELDS = (
     "deterministic",
     "max_draft_tokens",
     "incarnation",
+    "num_layers",
+    "hidden_size",
 )
 
 

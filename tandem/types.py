@@ -75,6 +75,7 @@ class ErrorCode(IntEnum):
     UNIMPLEMENTED = 5
     DEADLINE_EXCEEDED = 6
     INTERNAL = 7
+    HIDDEN_STATES_MISSING = 8
 
 
 class ItemError(Exception):
@@ -220,6 +221,34 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
+class HiddenStates:
+    """The target's hidden states at consecutive rows (one a token), as they travel."""
+
+    first_row: int  # absolute
+    num_rows: int
+    data: bytes  # bfloat16, little-endian: [num_rows, layers asked for, hidden size]
+
+    @property
+    def end_row(self) -> int:
+        """The row behind the last."""
+        return self.first_row + self.num_rows
+
+    def rows_from(self, row: int) -> "HiddenStates":
+        """Those from an absolute row on, which is one of them."""
+        num_skipped = row - self.first_row
+        return HiddenStates(row, self.num_rows - num_skipped, self.data[num_skipped * self._row_bytes :])
+
+    def rows_before(self, row: int) -> "HiddenStates":
+        """Those before an absolute row, the first of them at least."""
+        num_rows = min(self.num_rows, row - self.first_row)
+        return HiddenStates(self.first_row, num_rows, self.data[: num_rows * self._row_bytes])
+
+    @property
+    def _row_bytes(self) -> int:
+        return len(self.data) // self.num_rows
+
+
+@dataclass(frozen=True, slots=True)
 class ItemTiming:
     """Where an item's time went, in microseconds."""
 
@@ -279,3 +308,5 @@ class ModelInfo:
     deterministic: bool = True  # the same input gives the same output, whatever else is in the batch
     max_draft_tokens: int = 0
     incarnation: int = 0
+    num_layers: int = 0  # after each of which there are hidden states
+    hidden_size: int = 0  # numbers of a row's hidden state after one layer; 0: they cannot be had

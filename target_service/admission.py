@@ -37,8 +37,8 @@ class Admission:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody waits for room who has not been silent for too long to want it."""
-        return any(not session.is_dormant for session in self._waiting)
+        """Whether somebody waits for room to whom others give way."""
+        return any(not session.gives_way for session in self._waiting)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks of a sequence of so many tokens; one row a token."""

@@ -3,8 +3,8 @@
 Rounds of sessions that are caught up come first, so that a long prompt never holds up a round; what the budget leaves
 goes to prompts, in chunks. While anybody decodes, prompts have only so many rows of a step, because a long step holds
 up the rounds that arrive during it. A share of the budget is kept for prompts, so that many rounds never hold up a
-prompt for ever. Both are served in turn (ordering.py); whether there is memory for a part is decided later, in the
-step (reservation.py).
+prompt for ever. Replays of hidden states come last: beside no prompt, and with few rows while anybody decodes. All are
+served in turn (ordering.py); whether there is memory for a part is decided later, in the step (reservation.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,6 +18,7 @@ from target_service.sessions import PendingRound, Session
 from target_service.step import StepItem
 
 PREFILL_SHARE = 8  # one row in this many is kept for prompts while there are any
+REPLAY_SHARE = 4  # while anybody decodes, replays have one in so many of the rows that prompts could have
 NUM_SHARING = 4  # prompts that share a step's rows for prompts evenly: a short one does not wait for a long one
 
 
@@ -40,8 +41,17 @@ class Part:
         if self.verifying is not None:
             proposal = self.verifying.proposal.first(self.num_drafts)
             request = VerifyRows(session.spec, session.tokens.token_ids, proposal)
-        token_ids = session.uncomputed_token_ids()
-        return StepItem(session.sequence_id, session.num_rows, token_ids, self.max_rows, request, rank)
+        return StepItem(
+            session.sequence_id,
+            session.num_rows,
+            session.uncomputed_token_ids(),
+            self.max_rows,
+            request,
+            rank,
+            session.first_hidden_row if session.replay else None,
+            session.hidden_layers,
+            session.first_hidden_row,
+        )
 
 
 def choose_parts(sessions: Sequence[Session], limits: Limits, cached_block_size: int | None) -> list[Part]:
@@ -53,13 +63,16 @@ def choose_parts(sessions: Sequence[Session], limits: Limits, cached_block_size:
     """
     decoding = [session for session in sessions if session.is_caught_up]
     behind = in_turn((session for session in sessions if not session.is_caught_up), by_arrival)
-    prefilling = list(_without_same_prompts(behind, cached_block_size))
+    prompts = [session for session in behind if not session.replay]
+    prefilling = list(_without_same_prompts(prompts, cached_block_size)) or behind
     max_prefill = limits.prefill_tokens if decoding else limits.max_step_tokens
-    num_kept = min(max_prefill, max(1, limits.max_step_tokens // PREFILL_SHARE)) if prefilling else 0
+    num_kept = min(max_prefill, max(1, limits.max_step_tokens // PREFILL_SHARE)) if prompts else 0
+    if decoding and not prompts:
+        max_prefill = max(1, max_prefill // REPLAY_SHARE)
     parts = _rounds(
         [session for session in decoding if session.pending is not None],
         limits.max_step_tokens - num_kept,
-        limits.batch_size - bool(prefilling),
+        limits.batch_size - bool(prompts),
     )
     num_left = limits.max_step_tokens - sum(part.max_rows for part in parts)
     return parts + _prefills(prefilling[: limits.batch_size - len(parts)], min(num_left, max_prefill))

@@ -101,7 +101,7 @@ class LiveSessions:
         session.is_freed = self.is_changed = True
         del self._sessions[session.key]
         self.admission.remove(session)
-        for entry in (session.pending_open, session.verifying, session.pending):
+        for entry in (session.pending_open, session.replay, session.verifying, session.pending):
             if error is not None and entry is not None:
                 self.answer(session.key[0], entry.stamp, error)
         if not session.is_in_flight:

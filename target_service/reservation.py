@@ -81,7 +81,8 @@ class Reservation:
 
         The last committed token is left out: its row is where the next token comes from.
         """
-        sequence_id = self._engine.create(item.token_ids[:-1])
+        num_findable = len(item.token_ids) - 1 if item.num_findable is None else item.num_findable
+        sequence_id = self._engine.create(item.token_ids[:num_findable])
         self.created.append(sequence_id)
         self._recount()  # others may share a block with it now, and would have to copy that
         num_found = self._engine.num_cached_tokens(sequence_id)

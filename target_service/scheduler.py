@@ -8,7 +8,7 @@ from contextlib import suppress
 from engine.backends.base import SpeculativeEngine, require_speculation
 from tandem.serving.compute import ComputeThread
 from tandem.serving.item_stream import Outbox
-from tandem.types import SessionId, Verdict
+from tandem.types import HiddenStates, SessionId, Verdict
 from target_service.answers import Answer, StreamId
 from target_service.gathering import Gathering
 from target_service.limits import Limits
@@ -138,6 +138,8 @@ class Scheduler:
             return
         outbox.put(answer)
         key, outcome = (stream_id, answer.stamp.session_id), answer.outcome
+        if isinstance(outcome, HiddenStates):
+            return
         if isinstance(outcome, Verdict) and outcome.finish_reason is None:
             self._gathering.answered(key, asyncio.get_running_loop().time())
         else:

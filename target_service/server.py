@@ -11,10 +11,11 @@ import grpc
 from engine.backends.base import EngineCapabilities
 from tandem import codec
 from tandem.serving.item_stream import serve_items
-from tandem.serving.items import Opened
+from tandem.serving.items import Opened, Replayed
 from tandem.target.v1 import target_pb2, target_pb2_grpc
-from tandem.types import ErrorCode, ItemError, ModelInfo, Stamp, Verdict
+from tandem.types import ErrorCode, HiddenStates, ItemError, ModelInfo, Stamp, Verdict
 from target_service.answers import Answer, StreamId
+from target_service.replays import HiddenReplay
 from target_service.scheduler import Scheduler
 
 SERVICE_NAME = "tandem.target.v1.TargetService"
@@ -77,14 +78,19 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         with table.answering(stream_id, stamp):
             match item.WhichOneof("op"):
                 case "open":
-                    table.open(stream_id, stamp, codec.session_from_proto(item.open), arrived_s, deadline_s)
+                    spec, hidden_layers = codec.session_from_proto(item.open), tuple(item.hidden_layers)
+                    table.open(stream_id, stamp, spec, arrived_s, deadline_s, hidden_layers)
                 case "verify":
                     proposal = codec.proposal_from_proto(item.verify.proposal)
                     table.verify(stream_id, stamp, proposal, arrived_s, deadline_s)
                 case "close":
                     table.close(stream_id, stamp)
+                case "replay":
+                    what = item.replay
+                    wanted = HiddenReplay(tuple(what.token_ids), tuple(what.hidden_layers), what.first_row)
+                    table.replay(stream_id, stamp, wanted, arrived_s)
                 case _:
-                    raise ItemError(ErrorCode.INVALID_ARGUMENT, "item.op: must be open, verify or close")
+                    raise ItemError(ErrorCode.INVALID_ARGUMENT, "item.op: must be open, verify, replay or close")
         self._scheduler.wake()
 
     def _response(self, results: list[target_pb2.VerifyResult]) -> target_pb2.VerifyResponse:
@@ -99,6 +105,10 @@ def result_to_proto(answer: Answer) -> target_pb2.VerifyResult:
         return target_pb2.VerifyResult(stamp=stamp, verdict=codec.verdict_to_proto(outcome))
     if isinstance(outcome, ItemError):
         return target_pb2.VerifyResult(stamp=stamp, error=codec.error_to_proto(outcome))
+    if isinstance(outcome, HiddenStates):
+        return target_pb2.VerifyResult(stamp=stamp, hidden_states=codec.hidden_states_to_proto(outcome))
     if isinstance(outcome, Opened):
         return target_pb2.VerifyResult(stamp=stamp, opened=target_pb2.SessionOpened())
+    if isinstance(outcome, Replayed):
+        return target_pb2.VerifyResult(stamp=stamp, replayed=target_pb2.HiddenStatesReplayed())
     return target_pb2.VerifyResult(stamp=stamp, closed=target_pb2.SessionClosed())

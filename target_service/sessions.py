@@ -15,7 +15,15 @@ from tandem.serving.items import StaleItemError, check_prefix, check_step
 from tandem.types import ErrorCode, ItemError, Proposal, SessionSpec, Stamp, Verdict
 from tandem.validation import InvalidArgumentError, check_session
 from target_service.answers import StreamSessionId
+from target_service.hidden_rows import check_hidden_layers
 from target_service.step import StepOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class PendingReplay:
+    """A replay that is not finished."""
+
+    stamp: Stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,9 @@ class Session:
     last_verdict: Verdict | None = None
     last_base: tuple[int, int] = (0, 0)  # committed length and prefix hash that it was decided for
     is_freed: bool = False  # no longer in the table; only a step in flight still knows it
+    hidden_layers: tuple[int, ...] = ()  # after which hidden states are sent
+    first_hidden_row: int = 0  # whose hidden states have not been sent
+    replay: PendingReplay | None = None  # it emits no token: all it wants are hidden states
 
     def __post_init__(self) -> None:
         self.tokens = HashedTokens(self.spec.token_ids)
@@ -107,13 +118,18 @@ class Session:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a verify item is not answered yet."""
-        return self.pending is not None or self.verifying is not None
+        """Whether a verify item, or a replay, is not answered yet."""
+        return self.pending is not None or self.verifying is not None or self.replay is not None
 
     @property
     def is_idle(self) -> bool:
         """Whether its next item is all it waits for."""
         return not self.is_busy and not self.is_in_flight and self.pending_open is None
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether it loses its memory to anybody who waits for room, and waits for none itself that others have."""
+        return self.is_dormant or self.replay is not None
 
     @property
     def idle_since_s(self) -> float | None:
@@ -152,6 +168,7 @@ class Session:
             )
         self.tokens.truncate(committed_len)
         self.num_rows = min(self.num_rows, committed_len - 1)
+        self.first_hidden_row = min(self.first_hidden_row, self.num_rows)
 
     def begin(self, verifying: PendingRound | None) -> None:
         """The session becomes part of a step that may decide `verifying`, or that only prefills."""
@@ -169,6 +186,8 @@ class Session:
         self.sequence_id, self.num_rows = outcome.sequence_id, outcome.num_rows
         if self.num_cached_tokens is None:
             self.num_cached_tokens = outcome.num_found
+        if outcome.hidden_states:
+            self.first_hidden_row = outcome.hidden_states[-1].end_row
 
     def commit(self, verdict: Verdict) -> None:
         """The step decided the round."""
@@ -200,18 +219,24 @@ class Session:
 
 
 def open_session(
-    key: StreamSessionId, stamp: Stamp, spec: SessionSpec, arrival: int, capabilities: EngineCapabilities
+    key: StreamSessionId,
+    stamp: Stamp,
+    spec: SessionSpec,
+    arrival: int,
+    capabilities: EngineCapabilities,
+    hidden_layers: tuple[int, ...] = (),
 ) -> Session:
     """A new session, once its open is found right.
 
     Raises `InvalidArgumentError` for a spec that the model cannot serve, `ItemError` PREFIX_MISMATCH for a stamp that
-    was made for other tokens.
+    was made for other tokens, UNIMPLEMENTED or INVALID_ARGUMENT for hidden states that the model does not have.
     """
+    check_hidden_layers(hidden_layers, capabilities)
     check_session(spec, capabilities.vocab_size, capabilities.max_context)
     if len(spec.token_ids) >= spec.max_len:
         raise InvalidArgumentError(
             "open.token_ids", f"{len(spec.token_ids)} tokens leave nothing of prompt + max_tokens = {spec.max_len}"
         )
-    session = Session(key, stamp.epoch, spec, arrival)
+    session = Session(key, stamp.epoch, spec, arrival, hidden_layers=hidden_layers)
     check_prefix(stamp, len(session.tokens), session.tokens.prefix_hash())
     return session

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from engine.backends.base import KvUsage, SequenceId
 from engine.sampling.policies import VerifyRows
-from tandem.types import ItemError, Verdict
+from tandem.types import HiddenStates, ItemError, Verdict
 
 
 class StepFailedError(Exception):
@@ -30,6 +30,11 @@ class StepItem:
     max_rows: int  # most rows to append, drafts included: of those there are fewer
     verify: VerifyRows | None = None
     rank: int = 0  # among all sequences of the step; a lower one keeps its memory longer
+    num_findable: int | None = (
+        None  # first tokens whose rows may come from the prefix cache; None: all but the last
+    )
+    hidden_layers: tuple[int, ...] = ()  # after which the hidden states of its new rows are wanted, ascending
+    first_hidden_row: int = 0  # earlier ones are not wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,7 @@ class StepOutcome:
     num_rows: int
     decided: Verdict | ItemError | None = None
     num_found: int | None = None  # rows that a sequence created by this step found in the prefix cache
+    hidden_states: tuple[HiddenStates, ...] = ()  # of its new committed rows, when they are wanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ sessions, never the step.
 from dataclasses import replace
 
 from engine.backends.base import EngineCapabilities, KvUsage, SequenceId
-from tandem.serving.items import answering, internal_error
-from tandem.types import ItemError, ItemTiming, Verdict
+from tandem.serving.items import Replayed, answering, internal_error
+from tandem.types import ItemError, ItemTiming, Stamp, Verdict
 from target_service.batching import Part, choose_parts
 from target_service.limits import Limits
 from target_service.live_sessions import LiveSessions
 from target_service.ordering import seniority
-from target_service.sessions import Session
+from target_service.sessions import PendingReplay, Session
 from target_service.step import IdleSequence, StepItem, StepOutcome, StepPlan, StepResult
 
 
@@ -79,13 +79,13 @@ class Steps:
         return choose_parts(running, self._limits, self._cached_block_size)
 
     def _choose_displaced(self, running: list[Session]) -> list[Session]:
-        """The dormant session that gives way to those who wait for room, if any: one a step, so that none does in vain.
+        """Who gives way to those who wait for room, if anybody does: one a step, so that none does in vain.
 
         The step's releases come first, for they may be room enough.
         """
         if self._live.has_releases or not self._live.admission.is_wanted:
             return []
-        return [session for session in running[-1:] if session.is_dormant]
+        return [session for session in running[-1:] if session.gives_way]
 
     def commit(self, result: StepResult) -> None:
         """Take over a computed step and answer its rounds."""
@@ -128,11 +128,24 @@ class Steps:
         elif isinstance(decided, ItemError):
             self._live.free(session, decided)
         else:
-            if decided is not None:
+            self._send_hidden_states(session, outcome)  # before the verdict: whoever has that has them
+            if session.replay is not None and session.is_caught_up:
+                self._end_replay(session, session.replay)
+            elif decided is not None:
                 self._commit_verdict(part, decided, compute_us)
             elif session.defer():
                 self._live.counters.count_stale()
             self._settle(session)
+
+    def _send_hidden_states(self, session: Session, outcome: StepOutcome) -> None:
+        stream_id, session_id = session.key
+        for states in outcome.hidden_states:
+            self._live.answer(stream_id, Stamp(session_id, session.epoch, 0, states.end_row, 0), states)
+
+    def _end_replay(self, session: Session, replay: PendingReplay) -> None:
+        session.replay = None
+        self._live.answer(session.key[0], replay.stamp, Replayed())
+        self._live.free(session)
 
     def _commit_verdict(self, part: Part, verdict: Verdict, compute_us: int) -> None:
         session, entry = part.session, part.verifying

@@ -24,7 +24,8 @@ from target_service.admission import Admission
 from target_service.answers import Answer, StreamId, StreamSessionId
 from target_service.limits import IDLE_S, Limits
 from target_service.live_sessions import LiveSessions
-from target_service.sessions import PendingOpen, PendingRound, open_session
+from target_service.replays import HiddenReplay, replay_session
+from target_service.sessions import PendingOpen, PendingRound, Session, open_session
 from target_service.step import StepPlan, StepResult
 from target_service.steps import Steps
 
@@ -65,31 +66,54 @@ class SessionTable:
         return answering(stamp, lambda error: answer(stream_id, stamp, error), counters.count_stale)
 
     def open(
-        self, stream_id: StreamId, stamp: Stamp, spec: SessionSpec, now_s: float, deadline_s: float | None = None
+        self,
+        stream_id: StreamId,
+        stamp: Stamp,
+        spec: SessionSpec,
+        now_s: float,
+        deadline_s: float | None = None,
+        hidden_layers: tuple[int, ...] = (),
     ) -> None:
-        """Open a session, or re-open it with a higher epoch; it is answered when the session is admitted."""
+        """Open a session, or re-open it with a higher epoch; it is answered when the session is admitted.
+
+        Before a round's verdict, the hidden states after `hidden_layers` of the rows that it commits are sent, and
+        those of the rows before it that the session has computed: not of those that it found in the prefix cache.
+        """
         key = (stream_id, stamp.session_id)
         known = self._live.get(key)
         if known is not None and stamp.epoch <= known.epoch:
-            if stamp.epoch < known.epoch or known.pending_open is not None:
+            if stamp.epoch < known.epoch or known.pending_open is not None or known.replay is not None:
                 raise StaleItemError
             self._live.touch(known, now_s)
             self._live.answer(stream_id, stamp, Opened())
             return
+        self._make_way(known)
+        session = open_session(key, stamp, spec, next(self._arrivals), self._capabilities, hidden_layers)
+        session.pending_open = PendingOpen(stamp, deadline_s)
+        self._live.add(session, now_s)
+
+    def replay(self, stream_id: StreamId, stamp: Stamp, wanted: HiddenReplay, now_s: float) -> None:
+        """Compute rows anew, behind everybody else, and send their hidden states; answered when all are sent."""
+        key = (stream_id, stamp.session_id)
+        known = self._live.get(key)
+        if known is not None and stamp.epoch <= known.epoch:
+            raise StaleItemError
+        self._make_way(known)
+        self._live.add(replay_session(key, stamp, wanted, next(self._arrivals), self._capabilities), now_s)
+
+    def _make_way(self, known: Session | None) -> None:
+        """For another epoch of the session; ItemError NO_CAPACITY while the replica ends."""
         if known is not None:
             self._live.free(known)
         if self.is_draining:
             raise draining()
-        session = open_session(key, stamp, spec, next(self._arrivals), self._capabilities)
-        session.pending_open = PendingOpen(stamp, deadline_s)
-        self._live.add(session, now_s)
 
     def verify(
         self, stream_id: StreamId, stamp: Stamp, proposal: Proposal, now_s: float, deadline_s: float | None = None
     ) -> None:
         """Queue a round, or answer a repeat with the verdict on record."""
         session = self._live.get((stream_id, stamp.session_id))
-        if session is None:
+        if session is None or session.replay is not None:
             raise unknown_session(stamp)
         self._live.touch(session, now_s)
         recorded = session.recorded_verdict(stamp)

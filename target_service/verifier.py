@@ -12,12 +12,13 @@ from functools import partial
 
 import torch
 
-from engine.backends.base import SequenceId, SequenceInput, SpeculativeEngine
+from engine.backends.base import HiddenCapture, SequenceId, SequenceInput, SpeculativeEngine
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.policies import Decision, VerifyRows, rows_of, verify, verify_argmax
 from engine.sampling.processors import needs_no_logits, process
 from tandem.serving.items import internal_error
 from tandem.types import FinishReason, ItemError, LogprobsMode, Verdict
+from target_service.hidden_rows import capture_for, with_hidden_states
 from target_service.reservation import Grant, Reservation
 from target_service.step import StepFailedError, StepOutcome, StepPlan, StepResult
 
@@ -46,8 +47,11 @@ class Verifier:
                 if item.sequence_id is not None:
                     self._roll_back(item.sequence_id, item.num_rows)
             grants = reservation.grants()
-            decided = iter(self._forward([grant for grant in grants if grant.token_ids]))
+            capture = capture_for(plan.items)
+            decided = iter(self._forward([grant for grant in grants if grant.token_ids], capture))
             outcomes = tuple(self._settle(grant, next(decided) if grant.verify else None) for grant in grants)
+            if capture is not None:
+                outcomes = tuple(with_hidden_states(plan.items, grants, outcomes, capture))
         except Exception as error:
             for sequence_id in reservation.created:
                 self._engine.release(sequence_id)
@@ -62,7 +66,7 @@ class Verifier:
             self._engine.truncate(sequence_id, num_rows)
         assert self._engine.num_cached_tokens(sequence_id) == num_rows
 
-    def _forward(self, grants: Sequence[Grant]) -> Sequence[Verdict | ItemError]:
+    def _forward(self, grants: Sequence[Grant], capture: HiddenCapture | None) -> Sequence[Verdict | ItemError]:
         """One engine call for all that have rows to append -> a verdict for each that verifies, in order."""
         inputs = [
             SequenceInput(grant.sequence_id, grant.appended, grant.verify.num_rows if grant.verify else 0)
@@ -73,15 +77,15 @@ class Verifier:
         if not inputs:
             return []
         if not requests:
-            self._engine.advance(inputs)
+            self._engine.advance(inputs, capture)
             return []
         batch_rows = sum(len(entry.token_ids) for entry in inputs)
         if all(needs_no_logits(request.spec, request.row(0).output_len) for request in requests):
             # [T]
-            argmax = self._engine.forward_per_position_argmax(inputs)
+            argmax = self._engine.forward_per_position_argmax(inputs, capture)
             return decide_each(argmax, requests, partial(decide_argmax, batch_rows=batch_rows))
         # [T, V]
-        logits = self._engine.forward_per_position_logits(inputs)
+        logits = self._engine.forward_per_position_logits(inputs, capture)
         return decide_each(logits, requests, partial(decide_logits, batch_rows=batch_rows))
 
     def _settle(self, grant: Grant, decided: Verdict | ItemError | None) -> StepOutcome:

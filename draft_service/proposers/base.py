@@ -8,11 +8,24 @@ from dataclasses import dataclass, field
 from typing import NewType, Protocol
 
 from engine.backends.base import KvUsage
-from tandem.types import DraftProbsTransport, ModelInfo, Proposal, SessionSpec, VerificationPolicy
+from tandem.types import DraftProbsTransport, HiddenStates, ModelInfo, Proposal, SessionSpec, VerificationPolicy
 
-INTERFACE_VERSION = 1  # of what is declared here; docs/proposers/writing.md says what it has
+INTERFACE_VERSION = 2  # of what is declared here; docs/proposers/writing.md says what it has
 
 SessionKey = NewType("SessionKey", int)  # one opening of one session; never used again, later ones are larger
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenStatesNeed:
+    """Which of the target's hidden states a proposer drafts from."""
+
+    layers: tuple[int, ...]  # after so many of the target's layers; ascending, at least one
+    size: int  # numbers after one layer: the target's hidden size
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one row as it travels, in bfloat16."""
+        return 2 * self.size * len(self.layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +34,16 @@ class ProposerCapabilities:
 
     name: str  # the one it is registered by
     graph_safe: bool  # its steps can be captured: no per-step state is assembled on the host
-    needs_hidden_states: bool  # of the target; refused until the wire carries them
     transports: frozenset[DraftProbsTransport]  # how it can send q
     policies: frozenset[VerificationPolicy] = frozenset(VerificationPolicy)  # sessions it drafts for
     proposes_trees: bool = False  # with `parents`; refused until the target verifies them
     model: ModelInfo = field(default_factory=ModelInfo)  # of no model: any vocabulary and context will do
+    hidden_states: HiddenStatesNeed | None = None  # of the target; None: it needs none
+
+    @property
+    def needs_hidden_states(self) -> bool:
+        """Of the target."""
+        return self.hidden_states is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +54,14 @@ class ProposeInput:
     spec: SessionSpec
     committed_token_ids: Sequence[int]  # prompt and every committed token, at least 1
     num_draft_tokens: int  # K >= 1
+    # Consecutive rows of the target, up to that of the last committed token but one: those that came since the last
+    # proposal of the session. Empty for a proposer that needs none.
+    hidden_states: tuple[HiddenStates, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MissingHiddenStates:
+    """An answer: it has lost what it made of rows that the input no longer has. All of them are sent again then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +82,7 @@ class Proposer(Protocol):
     @property
     def capabilities(self) -> ProposerCapabilities: ...
 
-    def propose(self, batch: Sequence[ProposeInput]) -> Sequence[Proposal | None]:
+    def propose(self, batch: Sequence[ProposeInput]) -> Sequence[Proposal | MissingHiddenStates | None]:
         """One answer per input, in order, each of 0..K drafts; no session key twice in a batch.
 
         None for "not yet": whoever has much to catch up does a part of it, and is given the same input again with

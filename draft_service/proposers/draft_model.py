@@ -58,7 +58,6 @@ class DraftModelProposer:
         return ProposerCapabilities(
             name="draft_model",
             graph_safe=False,
-            needs_hidden_states=False,
             transports=frozenset(DraftProbsTransport),
             model=self._engine.capabilities.model_info(self._model_id, self._vocab_hash),
         )

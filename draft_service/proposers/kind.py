@@ -41,4 +41,4 @@ class ProposerKind:
 
     load: Callable[[ProposerSettings], Proposer]  # raises ProposerError or ValueError for what the user can mend
     add_options: Callable[[OptionGroup], None] = no_options
-    interface_version: int = 1  # of base.py that it was written for; stays 1 when that goes on
+    interface_version: int = 2  # of base.py that it was written for; stays 2 when that goes on

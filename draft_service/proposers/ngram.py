@@ -19,7 +19,6 @@ class NgramProposer:
         return ProposerCapabilities(
             name="ngram",
             graph_safe=False,
-            needs_hidden_states=False,
             transports=frozenset({DraftProbsTransport.ONE_HOT, DraftProbsTransport.COUPLED}),
         )
 

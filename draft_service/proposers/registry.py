@@ -67,8 +67,6 @@ def load_proposer(name: str, settings: ProposerSettings) -> Proposer:
 
 def _unsupported(capabilities: ProposerCapabilities) -> str:
     """What the proposer needs or does that the services cannot; empty for nothing."""
-    if capabilities.needs_hidden_states:
-        return "needs hidden states of the target, which do not travel between the services"
     if capabilities.proposes_trees:
         return "proposes trees, which the target does not verify"
     return ""

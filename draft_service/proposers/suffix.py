@@ -70,7 +70,6 @@ class SuffixProposer:
         return ProposerCapabilities(
             name="suffix",
             graph_safe=False,
-            needs_hidden_states=False,
             transports=frozenset({DraftProbsTransport.ONE_HOT, DraftProbsTransport.COUPLED}),
         )
 

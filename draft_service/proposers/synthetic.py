@@ -9,7 +9,14 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
-from draft_service.proposers.base import DraftKvUsage, ProposeInput, Proposer, ProposerCapabilities, SessionKey
+from draft_service.proposers.base import (
+    DraftKvUsage,
+    MissingHiddenStates,
+    ProposeInput,
+    Proposer,
+    ProposerCapabilities,
+    SessionKey,
+)
 from draft_service.proposers.kind import OptionGroup, ProposerError, ProposerKind, ProposerSettings
 from tandem.rng import Stream, stream_word, uniform
 from tandem.types import DraftProbsTransport, Proposal, SessionSpec, VerificationPolicy
@@ -42,11 +49,11 @@ class SyntheticProposer:
             policies=frozenset({VerificationPolicy.GREEDY, VerificationPolicy.COUPLED}),
         )
 
-    def propose(self, batch: Sequence[ProposeInput]) -> list[Proposal | None]:
+    def propose(self, batch: Sequence[ProposeInput]) -> list[Proposal | MissingHiddenStates | None]:
         """As many drafts as the right proposer makes, and when it makes them, at most one of them wrong."""
         proposals = self._right.propose(batch)
         return [
-            None if proposal is None else self._spoil(proposal, item)
+            self._spoil(proposal, item) if isinstance(proposal, Proposal) else proposal
             for proposal, item in zip(proposals, batch, strict=True)
         ]
 

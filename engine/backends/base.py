@@ -56,6 +56,8 @@ class EngineCapabilities:
     deterministic: bool  # a row's logits do not depend on batch, chunking, place or thread count
     numerics_fingerprint: str
     has_prefix_cache: bool = False  # `create` may find rows of earlier sequences
+    num_layers: int = 0  # after each of which there are hidden states
+    hidden_size: int = 0  # numbers of a row's hidden state; 0: the backend does not give any
 
     def model_info(self, model_id: str, vocab_hash: str) -> ModelInfo:
         """The engine's part of a service's handshake."""
@@ -69,7 +71,20 @@ class EngineCapabilities:
             device=self.device,
             numerics_fingerprint=self.numerics_fingerprint,
             deterministic=self.deterministic,
+            num_layers=self.num_layers,
+            hidden_size=self.hidden_size,
         )
+
+
+@dataclass(slots=True)
+class HiddenCapture:
+    """Asks one forward for hidden states: the residual stream after so many layers, of all its new rows.
+
+    Letters: L layers asked for, E hidden size.
+    """
+
+    layers: tuple[int, ...]  # [L] ascending, each 1..num_layers
+    states: "torch.Tensor | None" = None  # float32 [T, L, E], inputs in order: what the forward has filled in
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +110,8 @@ class SpeculativeEngine(Protocol):
 
     Not thread-safe: one caller at a time. Every forward method raises `OutOfBlocksError` before it changes
     anything, and `EngineError` for an unknown sequence, an id outside the vocabulary, an empty input, or a
-    sequence that would pass `max_context`.
+    sequence that would pass `max_context`. Given a `capture` they fill it in, or raise `UnsupportedEngineError` where
+    the capabilities say that there are no hidden states.
     """
 
     @property
@@ -112,18 +128,22 @@ class SpeculativeEngine(Protocol):
         """Rows of key-value memory the sequence has."""
         ...
 
-    def advance(self, inputs: Sequence[SequenceInput]) -> None:
+    def advance(self, inputs: Sequence[SequenceInput], capture: HiddenCapture | None = None) -> None:
         """Append rows without computing logits; `num_logits_rows` must be 0."""
         ...
 
-    def forward_per_position_logits(self, inputs: Sequence[SequenceInput]) -> "torch.Tensor":
+    def forward_per_position_logits(
+        self, inputs: Sequence[SequenceInput], capture: HiddenCapture | None = None
+    ) -> "torch.Tensor":
         """One forward for the whole batch -> float32 [R, V]: inputs in order, each its last rows in order.
 
         Inputs with `num_logits_rows == 0` advance in the same forward and own no row.
         """
         ...
 
-    def forward_per_position_argmax(self, inputs: Sequence[SequenceInput]) -> "torch.Tensor":
+    def forward_per_position_argmax(
+        self, inputs: Sequence[SequenceInput], capture: HiddenCapture | None = None
+    ) -> "torch.Tensor":
         """As above -> int64 [R], the lowest id among the largest logits, with no copy of the vocabulary.
 
         -1 for a row whose largest logit is not finite.
@@ -157,4 +177,18 @@ def require_speculation(capabilities: EngineCapabilities) -> None:
         raise UnsupportedEngineError(
             f"backend {capabilities.backend!r} cannot speculate: it cannot truncate key-value rows, so rejected "
             "drafts could not be rolled back; run it with num_draft_tokens 0 or choose another backend"
+        )
+
+
+def check_capture(capabilities: EngineCapabilities, capture: HiddenCapture | None) -> None:
+    """Raise `UnsupportedEngineError`, naming the backend, for hidden states that it does not have."""
+    if capture is None:
+        return
+    if capabilities.hidden_size == 0:
+        raise UnsupportedEngineError(f"backend {capabilities.backend!r} gives no hidden states")
+    wrong = [layer for layer in capture.layers if not 1 <= layer <= capabilities.num_layers]
+    if wrong:
+        raise UnsupportedEngineError(
+            f"backend {capabilities.backend!r} has no hidden states after layer {wrong[0]}: its model's layers are "
+            f"1..{capabilities.num_layers}"
         )

@@ -5,7 +5,15 @@ from typing import TypeVar
 
 import torch
 
-from engine.backends.base import EngineCapabilities, EngineError, KvUsage, SequenceId, SequenceInput
+from engine.backends.base import (
+    EngineCapabilities,
+    EngineError,
+    HiddenCapture,
+    KvUsage,
+    SequenceId,
+    SequenceInput,
+    check_capture,
+)
 from engine.batch import BatchItem, ForwardBatch, build_forward_batch
 from engine.kernels.base import LayerKernels
 from engine.kv.block_pool import BlockPool
@@ -42,6 +50,8 @@ class TorchEngine:
             deterministic=deterministic,
             numerics_fingerprint=numerics_fingerprint,
             has_prefix_cache=prefix_cache,
+            num_layers=model.config.num_layers,
+            hidden_size=model.config.hidden_size,
         )
         pool = BlockPool(num_blocks, block_size, prefix_cache=prefix_cache)
         self._sequences = KvSequences(self._capabilities, pool, self._runner.cache.copy_blocks)
@@ -64,7 +74,7 @@ class TorchEngine:
         """See `SpeculativeEngine`."""
         return self._sequences.table(sequence_id).num_tokens
 
-    def advance(self, inputs: Sequence[SequenceInput]) -> None:
+    def advance(self, inputs: Sequence[SequenceInput], capture: HiddenCapture | None = None) -> None:
         """See `SpeculativeEngine`."""
         for item in inputs:
             if item.num_logits_rows:
@@ -73,19 +83,23 @@ class TorchEngine:
                     f"got {item.num_logits_rows}"
                 )
         if inputs:
-            self._step(inputs, self._runner.advance)
+            self._step(inputs, self._runner.advance, capture)
 
-    def forward_per_position_logits(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
+    def forward_per_position_logits(
+        self, inputs: Sequence[SequenceInput], capture: HiddenCapture | None = None
+    ) -> torch.Tensor:
         """See `SpeculativeEngine`."""
         if not inputs:
             return torch.empty(0, self._capabilities.vocab_size)
-        return self._step(inputs, self._runner.logits)
+        return self._step(inputs, self._runner.logits, capture)
 
-    def forward_per_position_argmax(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
+    def forward_per_position_argmax(
+        self, inputs: Sequence[SequenceInput], capture: HiddenCapture | None = None
+    ) -> torch.Tensor:
         """See `SpeculativeEngine`."""
         if not inputs:
             return torch.empty(0, dtype=torch.int64)
-        return self._step(inputs, self._runner.argmax)
+        return self._step(inputs, self._runner.argmax, capture)
 
     def truncate(self, sequence_id: SequenceId, num_tokens: int) -> None:
         """See `SpeculativeEngine`."""
@@ -107,10 +121,16 @@ class TorchEngine:
         """See `SpeculativeEngine`."""
         return self._sequences.num_blocks_for(inputs)
 
-    def _step(self, inputs: Sequence[SequenceInput], forward: Callable[[ForwardBatch], T]) -> T:
+    def _step(
+        self,
+        inputs: Sequence[SequenceInput],
+        forward: Callable[[ForwardBatch, HiddenCapture | None], T],
+        capture: HiddenCapture | None,
+    ) -> T:
         """One forward of the whole batch."""
+        check_capture(self._capabilities, capture)
 
         def run(items: list[BatchItem]) -> T:
-            return forward(build_forward_batch(items, self._runner.cache.block_size))
+            return forward(build_forward_batch(items, self._runner.cache.block_size), capture)
 
         return self._sequences.step(inputs, run)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,11 @@ import torch
 from engine.backends.base import (
     EngineCapabilities,
     EngineError,
+    HiddenCapture,
     KvUsage,
     SequenceId,
     SequenceInput,
+    check_capture,
 )
 from engine.backends.toy_logits import LogitsOf, hashed_logits, scripted_logits
 from engine.batch import BatchItem
@@ -30,17 +32,37 @@ from engine.kv.block_pool import BlockPool
 from engine.kv.block_table import BlockCopy
 from engine.kv.sequences import KvSequences
 from engine.sampling.sampler import finite_argmax
+from tandem.prefix_hash import HashedTokens
 
+NUM_LAYERS, HIDDEN_SIZE = 3, 8
 MAX_CALLS = 10_000  # the log forgets older ones: a toy may serve for hours
 
-__all__ = ["LogitsOf", "ToyCall", "ToyEngine", "hashed_logits", "scripted_logits"]
+__all__ = ["LogitsOf", "ToyCall", "ToyEngine", "hashed_logits", "hidden_states", "scripted_logits"]
+
+
+_Kind: TypeAlias = Literal["advance", "logits", "argmax"]
+
+
+def hidden_states(token_ids: Sequence[int], first_row: int, layers: Sequence[int]) -> torch.Tensor:
+    """The toy's own, of rows first_row .. len(token_ids) - 1 -> float32 [rows, len(layers), HIDDEN_SIZE].
+
+    The bytes of the rolling hash of all tokens up to the row, moved up by the layer, modulo 256: whole numbers that
+    bfloat16 holds, and other ones for every other prefix.
+    """
+    hashed = HashedTokens(token_ids)
+    ends = range(first_row + 1, len(token_ids) + 1)
+    hashes = np.array([hashed.prefix_hash(end) for end in ends], dtype="<u8")
+    # [rows, 1, HIDDEN_SIZE]
+    row_bytes = hashes.view(np.uint8).reshape(-1, 1, HIDDEN_SIZE)
+    moved = row_bytes + np.asarray(layers, dtype=np.uint8)[None, :, None]
+    return torch.from_numpy(moved.astype(np.float32))
 
 
 @dataclass(frozen=True, slots=True)
 class ToyCall:
     """One forward, as the `calls` log keeps it."""
 
-    kind: Literal["advance", "logits", "argmax"]
+    kind: _Kind
     num_sequences: int
     num_tokens: int
     num_rows: int  # rows whose logits were wanted
@@ -78,6 +100,8 @@ class ToyEngine:
             deterministic=True,
             numerics_fingerprint=fingerprint,
             has_prefix_cache=prefix_cache,
+            num_layers=NUM_LAYERS,
+            hidden_size=HIDDEN_SIZE,
         )
         pool = BlockPool(num_blocks, block_size, prefix_cache=prefix_cache)
         self._sequences = KvSequences(self._capabilities, pool, self._copy_blocks)
@@ -105,22 +129,26 @@ class ToyEngine:
         table = self._sequences.table(sequence_id)
         return self._read(table.block_ids, table.num_tokens)
 
-    def advance(self, inputs: Sequence[SequenceInput]) -> None:
+    def advance(self, inputs: Sequence[SequenceInput], capture: HiddenCapture | None = None) -> None:
         """See `SpeculativeEngine`."""
         for item in inputs:
             if item.num_logits_rows != 0:
                 raise EngineError(
                     f"sequence {item.sequence_id}: advance gives no logits, {item.num_logits_rows} rows were asked"
                 )
-        self._step("advance", inputs)
+        self._step("advance", inputs, capture)
 
-    def forward_per_position_logits(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
+    def forward_per_position_logits(
+        self, inputs: Sequence[SequenceInput], capture: HiddenCapture | None = None
+    ) -> torch.Tensor:
         """See `SpeculativeEngine`."""
-        return self._step("logits", inputs)
+        return self._step("logits", inputs, capture)
 
-    def forward_per_position_argmax(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
+    def forward_per_position_argmax(
+        self, inputs: Sequence[SequenceInput], capture: HiddenCapture | None = None
+    ) -> torch.Tensor:
         """See `SpeculativeEngine`."""
-        return finite_argmax(self._step("argmax", inputs))
+        return finite_argmax(self._step("argmax", inputs, capture))
 
     def truncate(self, sequence_id: SequenceId, num_tokens: int) -> None:
         """See `SpeculativeEngine`; UnsupportedEngineError when rows would go and the engine cannot."""
@@ -142,19 +170,23 @@ class ToyEngine:
         """See `SpeculativeEngine`."""
         return self._sequences.num_blocks_for(inputs)
 
-    def _step(self, kind: Literal["advance", "logits", "argmax"], inputs: Sequence[SequenceInput]) -> torch.Tensor:
+    def _step(self, kind: _Kind, inputs: Sequence[SequenceInput], capture: HiddenCapture | None) -> torch.Tensor:
         """One forward -> float32 [R, V]; no inputs are no forward."""
+        check_capture(self._capabilities, capture)
         if not inputs:
             return torch.empty((0, self._capabilities.vocab_size))
-        return self._sequences.step(inputs, partial(self._forward, kind))
+        return self._sequences.step(inputs, partial(self._forward, kind, capture))
 
-    def _forward(self, kind: Literal["advance", "logits", "argmax"], items: list[BatchItem]) -> torch.Tensor:
+    def _forward(self, kind: _Kind, capture: HiddenCapture | None, items: list[BatchItem]) -> torch.Tensor:
         """Write the new tokens into their rows, then compute from what the rows hold -> float32 [R, V]."""
         rows = []
+        states = []
         for item in items:
             end = item.num_cached_tokens + len(item.token_ids)
             self._write(item)
             token_ids = self._read(item.block_ids, end)
+            if capture is not None:
+                states.append(hidden_states(token_ids, item.num_cached_tokens, capture.layers))
             for row_end in range(end - item.num_logits_rows + 1, end + 1):
                 rows.append(torch.tensor(self._logits_of(token_ids[:row_end]), dtype=torch.float32))
         num_tokens = sum(len(item.token_ids) for item in items)
@@ -162,6 +194,8 @@ class ToyEngine:
         if len(self.calls) > MAX_CALLS:
             del self.calls[: MAX_CALLS // 2]
         self._delay(num_tokens)
+        if capture is not None:
+            capture.states = torch.cat(states)
         # [R, V]
         return torch.stack(rows) if rows else torch.empty((0, self._capabilities.vocab_size))
 

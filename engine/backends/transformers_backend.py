@@ -12,10 +12,12 @@ from transformers import Cache
 from engine.backends.base import (
     EngineCapabilities,
     EngineError,
+    HiddenCapture,
     KvUsage,
     SequenceId,
     SequenceInput,
     UnsupportedEngineError,
+    check_capture,
 )
 from engine.batch import BatchItem
 from engine.hf.caches import SequenceCaches
@@ -65,7 +67,7 @@ class TransformersEngine:
         """See `SpeculativeEngine`."""
         return self._sequences.table(sequence_id).num_tokens
 
-    def advance(self, inputs: Sequence[SequenceInput]) -> None:
+    def advance(self, inputs: Sequence[SequenceInput], capture: HiddenCapture | None = None) -> None:
         """See `SpeculativeEngine`."""
         for item in inputs:
             if item.num_logits_rows:
@@ -73,18 +75,22 @@ class TransformersEngine:
                     f"sequence {item.sequence_id}: advance computes no logits, num_logits_rows must be 0, "
                     f"got {item.num_logits_rows}"
                 )
-        self._step(inputs, torch.Tensor.float)
+        self._step(inputs, torch.Tensor.float, capture)
 
-    def forward_per_position_logits(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
+    def forward_per_position_logits(
+        self, inputs: Sequence[SequenceInput], capture: HiddenCapture | None = None
+    ) -> torch.Tensor:
         """See `SpeculativeEngine`."""
-        rows = self._step(inputs, torch.Tensor.float)
+        rows = self._step(inputs, torch.Tensor.float, capture)
         if len(rows) == 1:
             return rows[0]
         return torch.cat(rows) if rows else torch.empty(0, self._capabilities.vocab_size)
 
-    def forward_per_position_argmax(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
+    def forward_per_position_argmax(
+        self, inputs: Sequence[SequenceInput], capture: HiddenCapture | None = None
+    ) -> torch.Tensor:
         """See `SpeculativeEngine`."""
-        rows = self._step(inputs, finite_argmax)
+        rows = self._step(inputs, finite_argmax, capture)
         return torch.cat(rows) if rows else torch.empty(0, dtype=torch.int64)
 
     def truncate(self, sequence_id: SequenceId, num_tokens: int) -> None:
@@ -113,9 +119,13 @@ class TransformersEngine:
         return self._sequences.num_blocks_for(inputs)
 
     def _step(
-        self, inputs: Sequence[SequenceInput], select: Callable[[torch.Tensor], torch.Tensor]
+        self,
+        inputs: Sequence[SequenceInput],
+        select: Callable[[torch.Tensor], torch.Tensor],
+        capture: HiddenCapture | None,
     ) -> list[torch.Tensor]:
         """`select` of each input's wanted logits, in order; no inputs are no forward."""
+        check_capture(self._capabilities, capture)
         return self._sequences.step(inputs, partial(self._forward, inputs, select)) if inputs else []
 
     def _forward(

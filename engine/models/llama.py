@@ -4,7 +4,7 @@ Letters: P rows of the step, R rows whose logits are wanted, E hidden size, I in
 The residual stream is float32 whatever the model's dtype; weights and activations of the linears are in it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -45,8 +45,17 @@ class LlamaModel:
     head: Linear
     rotary: RotaryTable
 
-    def hidden(self, batch: ForwardBatch, cache: KvCache, kernels: LayerKernels) -> torch.Tensor:
-        """Run every layer, writing the cache -> the residual stream, float32 [P, E], before the final norm."""
+    def hidden(
+        self,
+        batch: ForwardBatch,
+        cache: KvCache,
+        kernels: LayerKernels,
+        on_layer: Callable[[int, torch.Tensor], None] | None = None,
+    ) -> torch.Tensor:
+        """Run every layer, writing the cache -> the residual stream, float32 [P, E], before the final norm.
+
+        `on_layer` is shown the stream after each number of layers, 1 to all of them; it is overwritten afterwards.
+        """
         config, eps = self.config, self.config.rms_norm_eps
         attend = kernels.prepare_attention(config, batch, cache, self.rotary)
         residual = F.embedding(batch.token_ids, self.embedding).float()
@@ -57,12 +66,18 @@ class LlamaModel:
         activation = normed.new_empty(batch.num_rows, config.intermediate_size)
         for index, layer in enumerate(self.layers):
             kernels.add_rms_norm(residual, delta, layer.attention_norm, eps, normed)
+            if on_layer is not None and index:
+                on_layer(index, residual)
             attend(index, layer.qkv(normed), layer.head_norms, heads)
             delta = layer.attention_out(heads)
             kernels.add_rms_norm(residual, delta, layer.mlp_norm, eps, normed)
             kernels.silu_mul(layer.gate_up(normed), activation)
             delta = layer.down(activation)
-        return residual if delta is None else residual.add_(delta)
+        if delta is not None:
+            residual.add_(delta)
+        if on_layer is not None:
+            on_layer(config.num_layers, residual)
+        return residual
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor, kernels: LayerKernels) -> Iterator[torch.Tensor]:
         """Logits of these rows of `hidden`, [at most MAX_HEAD_ROWS, V] at a time, in the model's dtype."""

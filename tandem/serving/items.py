@@ -44,6 +44,11 @@ def answering(stamp: Stamp, answer: Callable[[ItemError], None], count_stale: Ca
         answer(internal_error())
 
 
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """All hidden states that were asked for have been sent."""
+
+
 def check_step(stamp: Stamp, epoch: int) -> None:
     """Raise unless a step's stamp can be of a session that is open in `epoch`.
 

@@ -85,7 +85,6 @@ class StubProposer:
         return ProposerCapabilities(
             name="stub",
             graph_safe=False,
-            needs_hidden_states=False,
             transports=frozenset({DraftProbsTransport.ONE_HOT}),
             model=ModelInfo(vocab_size=self._vocab_size),
         )

@@ -9,7 +9,7 @@ import torch
 from draft_service.limits import DraftLimits
 from draft_service.proposers.base import ProposeInput, SessionKey
 from draft_service.proposers.draft_model import DraftModelProposer
-from engine.backends.base import SequenceInput
+from engine.backends.base import HiddenCapture, SequenceInput
 from engine.backends.toy_backend import ToyEngine, hashed_logits
 from tandem.types import Proposal, SessionSpec
 from tests.draft.clock import run_with_clock, settled, skip
@@ -131,13 +131,15 @@ class HeldEngine(ToyEngine):
         self.num_forwards = 0
         self.held, self.go = threading.Event(), threading.Event()
 
-    def advance(self, inputs: Sequence[SequenceInput]) -> None:
+    def advance(self, inputs: Sequence[SequenceInput], capture: HiddenCapture | None = None) -> None:
         self._count()
-        super().advance(inputs)
+        super().advance(inputs, capture)
 
-    def forward_per_position_argmax(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
+    def forward_per_position_argmax(
+        self, inputs: Sequence[SequenceInput], capture: HiddenCapture | None = None
+    ) -> torch.Tensor:
         self._count()
-        return super().forward_per_position_argmax(inputs)
+        return super().forward_per_position_argmax(inputs, capture)
 
     def _count(self) -> None:
         self.num_forwards += 1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from draft_service.proposers.base import ProposeInput, SessionKey
 from draft_service.proposers.draft_kv import common_prefix_len
 from draft_service.proposers.draft_model import DraftModelProposer
-from engine.backends.base import SequenceInput, UnsupportedEngineError
+from engine.backends.base import HiddenCapture, SequenceInput, UnsupportedEngineError
 from engine.backends.toy_backend import ToyEngine, hashed_logits, scripted_logits
 from tandem.rng import F32
 from tandem.types import DraftProbsTransport, LogprobsOptions, Proposal, SessionSpec, VerificationPolicy
@@ -207,9 +207,11 @@ def test_drafting_stops_where_the_context_or_the_pool_ends() -> None:
 
 def test_logits_may_be_inference_tensors() -> None:
     class InferenceEngine(ToyEngine):
-        def forward_per_position_logits(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
+        def forward_per_position_logits(
+            self, inputs: Sequence[SequenceInput], capture: HiddenCapture | None = None
+        ) -> torch.Tensor:
             with torch.inference_mode():
-                return super().forward_per_position_logits(inputs).clone()
+                return super().forward_per_position_logits(inputs, capture).clone()
 
     spec = SPECS["coupled with processors"]
     proposer = DraftModelProposer(InferenceEngine(LOGITS, VOCAB))

@@ -7,6 +7,7 @@ import pytest
 from draft_service.proposers.base import (
     INTERFACE_VERSION,
     DraftKvUsage,
+    HiddenStatesNeed,
     ProposeInput,
     Proposer,
     ProposerCapabilities,
@@ -90,7 +91,7 @@ def names_in_code(cell: str) -> list[str]:
 def test_the_interface_is_what_the_page_says_of_its_version() -> None:
     assert f"\n## Interface version {INTERFACE_VERSION}\n" in page("writing.md")
     documented = {name: names_in(row[0]) for name, row in table("writing.md", "| class | has").items()}
-    values = (ProposerCapabilities, ProposeInput, DraftKvUsage, ProposerKind, ProposerSettings)
+    values = (ProposerCapabilities, HiddenStatesNeed, ProposeInput, DraftKvUsage, ProposerKind, ProposerSettings)
     expected = {value.__name__: [field.name for field in fields(value)] for value in values}
     methods = [name for name in vars(Proposer) if not name.startswith("_")]
     assert documented == {"Proposer": methods, **expected}

@@ -57,32 +57,24 @@ def test_a_name_cannot_be_registered_twice() -> None:
         register_proposer("ngram", ProposerKind(lambda settings: StubProposer()))
 
 
-@pytest.mark.parametrize(
-    ("lacking", "problem"),
-    [
-        ({"needs_hidden_states": True}, "needs hidden states of the target"),
-        ({"proposes_trees": True}, "proposes trees, which the target does not verify"),
-    ],
-)
-def test_a_proposer_that_the_services_cannot_serve_is_refused_by_name_with_what_there_is(
-    lacking: dict[str, bool], problem: str
-) -> None:
+def test_a_proposer_that_the_services_cannot_serve_is_refused_by_name_with_what_there_is() -> None:
     class Demanding(StubProposer):
         @property
         def capabilities(self) -> ProposerCapabilities:
-            return replace(super().capabilities, **lacking)
+            return replace(super().capabilities, proposes_trees=True)
 
     register_proposer("demanding", ProposerKind(lambda settings: Demanding()))
+    problem = "proposes trees, which the target does not verify"
     with pytest.raises(ProposerError, match=f"'demanding' {problem}.*; there are: demanding, draft_model, ngram"):
         load_proposer("demanding", ProposerSettings())
 
 
 def test_a_proposer_of_another_interface_version_is_refused_naming_both() -> None:
-    register_proposer("later", ProposerKind(lambda settings: StubProposer(), interface_version=2))
+    register_proposer("earlier", ProposerKind(lambda settings: StubProposer(), interface_version=1))
     with pytest.raises(
-        ProposerError, match="'later' was written for interface version 2, this service has version 1"
+        ProposerError, match="'earlier' was written for interface version 1, this service has version 2"
     ):
-        load_proposer("later", ProposerSettings())
+        load_proposer("earlier", ProposerSettings())
 
 
 @pytest.mark.parametrize("name", ["ngram", "suffix"])

@@ -1,7 +1,7 @@
 """The stream over real gRPC: stamps, idempotent rounds, re-opens, batches, bad items, ends."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,25 +24,12 @@ from tests.draft.wire import (
     close_item,
     error_of,
     open_item,
+    play,
     proposal_of,
     propose_item,
-    running,
 )
 
 PROMPT = (1, 2, 3)
-Scenario = Callable[[Running, Peer], Awaitable[None]]
-
-
-def play(scenario: Scenario, proposer: Proposer, limits: DraftLimits = DraftLimits()) -> None:  # noqa: B008
-    """Run a scenario against a server with one stream."""
-
-    async def run() -> None:
-        async with running(proposer, limits) as server:
-            call = server.stub.Propose()
-            await asyncio.wait_for(scenario(server, Peer(call)), 20)
-            call.cancel()
-
-    asyncio.run(run())
 
 
 def toy_proposer() -> tuple[DraftModelProposer, ToyEngine]:

@@ -1,6 +1,7 @@
 """A real server and one stream to it, spoken to in values."""
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -93,3 +94,18 @@ def error_of(result: pb.ProposeResult) -> tuple[ErrorCode, str]:
     assert result.WhichOneof("outcome") == "error", result
     error = codec.error_from_proto(result.error)
     return error.code, error.message
+
+
+def play(scenario: "Scenario", proposer: Proposer, limits: DraftLimits = DraftLimits()) -> None:  # noqa: B008
+    """Run a scenario against a server with one stream."""
+
+    async def run() -> None:
+        async with running(proposer, limits) as server:
+            call = server.stub.Propose()
+            await asyncio.wait_for(scenario(server, Peer(call)), 20)
+            call.cancel()
+
+    asyncio.run(run())
+
+
+Scenario = Callable[[Running, Peer], Awaitable[None]]

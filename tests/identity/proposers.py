@@ -19,7 +19,7 @@ class MadeUp:
     @property
     def capabilities(self) -> ProposerCapabilities:
         transports = frozenset({DraftProbsTransport.ONE_HOT, DraftProbsTransport.COUPLED})
-        return ProposerCapabilities("made_up", graph_safe=False, needs_hidden_states=False, transports=transports)
+        return ProposerCapabilities("made_up", graph_safe=False, transports=transports)
 
     def propose(self, batch: Sequence[ProposeInput]) -> list[Proposal]:
         return [Proposal(tuple(self._drafts_of(item.committed_token_ids, item.num_draft_tokens))) for item in batch]

@@ -67,7 +67,6 @@ class Adversary:
         return ProposerCapabilities(
             name="adversary",
             graph_safe=False,
-            needs_hidden_states=False,
             transports=frozenset(DraftProbsTransport),
             model=ModelInfo(vocab_size=toy_model.VOCAB),  # `full` is served where the size of q is known
         )

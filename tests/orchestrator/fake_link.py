@@ -6,7 +6,7 @@ from typing import Any, Generic
 
 from orchestrator.replica_api import ItemT, ReplicaApi, ReplicaInfo, ResultT
 from orchestrator.replica_link import AnswerKey, LinkLostError
-from tandem.types import Load
+from tandem.types import HiddenStates, Load
 
 
 class FakeLink(Generic[ItemT, ResultT]):
@@ -21,6 +21,7 @@ class FakeLink(Generic[ItemT, ResultT]):
         self.generation = 1
         self.load = Load()
         self.info: ReplicaInfo | None = None
+        self.listeners: dict[int, Callable[[HiddenStates], None]] = {}
 
     def __str__(self) -> str:
         return f"{self.api.role} service at nowhere"
@@ -44,6 +45,12 @@ class FakeLink(Generic[ItemT, ResultT]):
         if not self.is_up:
             raise LinkLostError("down")
         self.sent.append(item)
+
+    def listen(self, session_id: int, take: Callable[[HiddenStates], None]) -> None:
+        self.listeners[session_id] = take
+
+    def unlisten(self, session_id: int) -> None:
+        self.listeners.pop(session_id, None)
 
     def forget(self, key: AnswerKey) -> None:
         future = self.open_futures.pop(key, None)

@@ -18,6 +18,7 @@ from tandem.serving.compute import ComputeThread
 from tandem.serving.items import Closed, Opened
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tandem.types import (
+    HiddenStates,
     Proposal,
     SamplingParams,
     SessionSpec,
@@ -27,12 +28,14 @@ from tandem.types import (
 )
 from target_service.answers import Answer, StreamId
 from target_service.limits import Limits
+from target_service.replays import HiddenReplay
 from target_service.scheduler import Scheduler
 from target_service.server import TargetServicer, model_info
 from target_service.step import StepFailedError, StepPlan
 from target_service.table import SessionTable
 from target_service.verifier import Verifier
 from tests import items
+from tests.hidden import LAYERS
 from tests.items import stamp
 from tests.sampling.helpers import sample
 
@@ -104,10 +107,28 @@ class Bench:
         epoch: int = 1,
         stream: StreamId = STREAM,
         deadline_s: float | None = None,
+        hidden_layers: tuple[int, ...] = (),
     ) -> object:
         """Open -> what it was answered at once, if anything."""
         mark = stamp(session.token_ids, 0, session_id, epoch)
-        return self._answered(stream, mark, lambda: self.table.open(stream, mark, session, self.now_s, deadline_s))
+        return self._answered(
+            stream, mark, lambda: self.table.open(stream, mark, session, self.now_s, deadline_s, hidden_layers)
+        )
+
+    def replay(
+        self, token_ids: Sequence[int], session_id: int, first_row: int = 0, layers: tuple[int, ...] = LAYERS
+    ) -> object:
+        """A replay of hidden states -> what it was answered at once, if anything."""
+        mark, wanted = stamp(token_ids, 0, session_id), HiddenReplay(tuple(token_ids), layers, first_row)
+        return self._answered(STREAM, mark, lambda: self.table.replay(STREAM, mark, wanted, self.now_s))
+
+    def hidden_states(self, session_id: int = 1) -> list[HiddenStates]:
+        """What has been sent of the session's."""
+        return [
+            answer.outcome
+            for _, answer in self.answers
+            if isinstance(answer.outcome, HiddenStates) and answer.stamp.session_id == session_id
+        ]
 
     def submit(
         self, mark: Stamp, drafts: Sequence[int] = (), stream: StreamId = STREAM, deadline_s: float | None = None
@@ -150,7 +171,7 @@ class Bench:
     def round(self, tokens: list[int], round_number: int, drafts: Sequence[int] = (), **names: int) -> Verdict:
         """A whole round for a session at `tokens`, which is extended by the verdict's."""
         assert self.submit(stamp(tokens, round_number, **names), drafts) is None
-        (answer,) = self.settle()
+        (answer,) = [answer for answer in self.settle() if not isinstance(answer.outcome, HiddenStates)]
         assert isinstance(answer.outcome, Verdict), answer.outcome
         tokens.extend(answer.outcome.token_ids)
         return answer.outcome

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.backends.base import SequenceInput
+from engine.backends.base import HiddenCapture, SequenceInput
 from engine.backends.toy_backend import LogitsOf, ToyEngine
 from engine.sampling.policies import Decision, VerifyRows
 from engine.sampling.processors import process
@@ -176,8 +176,10 @@ def test_a_round_whose_processing_raises_fails_alone(monkeypatch: pytest.MonkeyP
 def test_an_engines_logits_may_be_inference_tensors() -> None:
     class InferenceEngine(ToyEngine):
         @torch.inference_mode()
-        def forward_per_position_logits(self, inputs: Sequence[SequenceInput]) -> torch.Tensor:
-            return super().forward_per_position_logits(inputs)
+        def forward_per_position_logits(
+            self, inputs: Sequence[SequenceInput], capture: HiddenCapture | None = None
+        ) -> torch.Tensor:
+            return super().forward_per_position_logits(inputs, capture)
 
     session = spec(sampling=SamplingParams(temperature=0.7, frequency_penalty=1.0, seed=3))
     bench = Bench(InferenceEngine(LOGITS, VOCAB))

@@ -160,6 +160,8 @@ class _ItemErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ItemErr
     """deadline_ms passed before the item was worked on"""
     ITEM_ERROR_CODE_INTERNAL: _ItemErrorCode.ValueType  # 7
     """a bug; details are in the service's log"""
+    ITEM_ERROR_CODE_HIDDEN_STATES_MISSING: _ItemErrorCode.ValueType  # 8
+    """they were lost, or never came: send all of them again"""
 
 class ItemErrorCode(_ItemErrorCode, metaclass=_ItemErrorCodeEnumTypeWrapper): ...
 
@@ -178,6 +180,8 @@ ITEM_ERROR_CODE_DEADLINE_EXCEEDED: ItemErrorCode.ValueType  # 6
 """deadline_ms passed before the item was worked on"""
 ITEM_ERROR_CODE_INTERNAL: ItemErrorCode.ValueType  # 7
 """a bug; details are in the service's log"""
+ITEM_ERROR_CODE_HIDDEN_STATES_MISSING: ItemErrorCode.ValueType  # 8
+"""they were lost, or never came: send all of them again"""
 Global___ItemErrorCode: _TypeAlias = ItemErrorCode  # noqa: Y015
 
 @_typing.final
@@ -562,6 +566,35 @@ class Proposal(_message.Message):
 Global___Proposal: _TypeAlias = Proposal  # noqa: Y015
 
 @_typing.final
+class HiddenStates(_message.Message):
+    """The target's hidden states at consecutive rows; a row is one token's."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_ROW_FIELD_NUMBER: _builtins.int
+    NUM_ROWS_FIELD_NUMBER: _builtins.int
+    STATES_BF16_FIELD_NUMBER: _builtins.int
+    first_row: _builtins.int
+    """absolute"""
+    num_rows: _builtins.int
+    states_bf16: _builtins.bytes
+    """little-endian bfloat16 [num_rows, layers asked for, hidden size]"""
+    def __init__(
+        self,
+        *,
+        first_row: _builtins.int = ...,
+        num_rows: _builtins.int = ...,
+        states_bf16: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_row", b"first_row", "num_rows", b"num_rows", "states_bf16", b"states_bf16"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HiddenStates: _TypeAlias = HiddenStates  # noqa: Y015
+
+@_typing.final
 class ItemError(_message.Message):
     """An item that failed; the stream and its other items go on."""
 
@@ -699,6 +732,8 @@ class ModelInfo(_message.Message):
     DETERMINISTIC_FIELD_NUMBER: _builtins.int
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    NUM_LAYERS_FIELD_NUMBER: _builtins.int
+    HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     model_id: _builtins.str
     vocab_size: _builtins.int
@@ -718,6 +753,10 @@ class ModelInfo(_message.Message):
     """most drafts a round"""
     incarnation: _builtins.int
     """random at process start"""
+    num_layers: _builtins.int
+    """after each of which there are hidden states"""
+    hidden_size: _builtins.int
+    """numbers of a row's hidden state after one layer; 0: they cannot be had"""
     def __init__(
         self,
         *,
@@ -733,10 +772,12 @@ class ModelInfo(_message.Message):
         deterministic: _builtins.bool = ...,
         max_draft_tokens: _builtins.int = ...,
         incarnation: _builtins.int = ...,
+        num_layers: _builtins.int = ...,
+        hidden_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "incarnation", b"incarnation", "max_context", b"max_context", "max_draft_tokens", b"max_draft_tokens", "model_id", b"model_id", "numerics_fingerprint", b"numerics_fingerprint", "protocol_version", b"protocol_version", "vocab_hash", b"vocab_hash", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "hidden_size", b"hidden_size", "incarnation", b"incarnation", "max_context", b"max_context", "max_draft_tokens", b"max_draft_tokens", "model_id", b"model_id", "num_layers", b"num_layers", "numerics_fingerprint", b"numerics_fingerprint", "protocol_version", b"protocol_version", "vocab_hash", b"vocab_hash", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

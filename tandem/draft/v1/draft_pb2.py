@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tandem.common.v1 import common_pb2 as tandem_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btandem/draft/v1/draft.proto\x12\x0ftandem.draft.v1\x1a\x1dtandem/common/v1/common.proto\"=\n\x0eProposeRequest\x12+\n\x05items\x18\x01 \x03(\x0b\x32\x1c.tandem.draft.v1.ProposeItem\"\xf6\x01\n\x0bProposeItem\x12&\n\x05stamp\x18\x01 \x01(\x0b\x32\x17.tandem.common.v1.Stamp\x12-\n\x04open\x18\x02 \x01(\x0b\x32\x1d.tandem.common.v1.OpenSessionH\x00\x12/\n\x07propose\x18\x03 \x01(\x0b\x32\x1c.tandem.draft.v1.ProposeStepH\x00\x12/\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x1e.tandem.common.v1.CloseSessionH\x00\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x05 \x01(\r\x12\x13\n\x0btraceparent\x18\x06 \x01(\tB\x04\n\x02op\"i\n\x0bProposeStep\x12\x12\n\ntail_start\x18\x01 \x01(\r\x12\x1b\n\x13\x63ommitted_token_ids\x18\x02 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\rJ\x04\x08\x04\x10\x08R\tlookahead\"h\n\x0fProposeResponse\x12/\n\x07results\x18\x01 \x03(\x0b\x32\x1e.tandem.draft.v1.ProposeResult\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.tandem.common.v1.Load\"\xb8\x02\n\rProposeResult\x12&\n\x05stamp\x18\x01 \x01(\x0b\x32\x17.tandem.common.v1.Stamp\x12\x30\n\x06opened\x18\x02 \x01(\x0b\x32\x1e.tandem.draft.v1.SessionOpenedH\x00\x12.\n\x08proposal\x18\x03 \x01(\x0b\x32\x1a.tandem.common.v1.ProposalH\x00\x12,\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x1b.tandem.common.v1.ItemErrorH\x00\x12\x30\n\x06\x63losed\x18\x05 \x01(\x0b\x32\x1e.tandem.draft.v1.SessionClosedH\x00\x12,\n\x06timing\x18\x06 \x01(\x0b\x32\x1c.tandem.common.v1.ItemTimingB\t\n\x07outcomeJ\x04\x08\x07\x10\n\"\x0f\n\rSessionOpened\"\x0f\n\rSessionClosed\"\x10\n\x0eGetInfoRequest\"\xcd\x01\n\x0fGetInfoResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.tandem.common.v1.ModelInfo\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.tandem.common.v1.Load\x12\x10\n\x08proposer\x18\x03 \x01(\t\x12\x39\n\ntransports\x18\x04 \x03(\x0e\x32%.tandem.common.v1.DraftProbsTransport\x12\x1b\n\x13needs_hidden_states\x18\x05 \x01(\x08\x32\xae\x01\n\x0c\x44raftService\x12P\n\x07Propose\x12\x1f.tandem.draft.v1.ProposeRequest\x1a .tandem.draft.v1.ProposeResponse(\x01\x30\x01\x12L\n\x07GetInfo\x12\x1f.tandem.draft.v1.GetInfoRequest\x1a .tandem.draft.v1.GetInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btandem/draft/v1/draft.proto\x12\x0ftandem.draft.v1\x1a\x1dtandem/common/v1/common.proto\"=\n\x0eProposeRequest\x12+\n\x05items\x18\x01 \x03(\x0b\x32\x1c.tandem.draft.v1.ProposeItem\"\xaf\x02\n\x0bProposeItem\x12&\n\x05stamp\x18\x01 \x01(\x0b\x32\x17.tandem.common.v1.Stamp\x12-\n\x04open\x18\x02 \x01(\x0b\x32\x1d.tandem.common.v1.OpenSessionH\x00\x12/\n\x07propose\x18\x03 \x01(\x0b\x32\x1c.tandem.draft.v1.ProposeStepH\x00\x12/\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x1e.tandem.common.v1.CloseSessionH\x00\x12\x37\n\rhidden_states\x18\x07 \x01(\x0b\x32\x1e.tandem.common.v1.HiddenStatesH\x00\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x05 \x01(\r\x12\x13\n\x0btraceparent\x18\x06 \x01(\tB\x04\n\x02op\"i\n\x0bProposeStep\x12\x12\n\ntail_start\x18\x01 \x01(\r\x12\x1b\n\x13\x63ommitted_token_ids\x18\x02 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\rJ\x04\x08\x04\x10\x08R\tlookahead\"h\n\x0fProposeResponse\x12/\n\x07results\x18\x01 \x03(\x0b\x32\x1e.tandem.draft.v1.ProposeResult\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.tandem.common.v1.Load\"\xb8\x02\n\rProposeResult\x12&\n\x05stamp\x18\x01 \x01(\x0b\x32\x17.tandem.common.v1.Stamp\x12\x30\n\x06opened\x18\x02 \x01(\x0b\x32\x1e.tandem.draft.v1.SessionOpenedH\x00\x12.\n\x08proposal\x18\x03 \x01(\x0b\x32\x1a.tandem.common.v1.ProposalH\x00\x12,\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x1b.tandem.common.v1.ItemErrorH\x00\x12\x30\n\x06\x63losed\x18\x05 \x01(\x0b\x32\x1e.tandem.draft.v1.SessionClosedH\x00\x12,\n\x06timing\x18\x06 \x01(\x0b\x32\x1c.tandem.common.v1.ItemTimingB\t\n\x07outcomeJ\x04\x08\x07\x10\n\"\x0f\n\rSessionOpened\"\x0f\n\rSessionClosed\"\x10\n\x0eGetInfoRequest\"\xf9\x01\n\x0fGetInfoResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.tandem.common.v1.ModelInfo\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.tandem.common.v1.Load\x12\x10\n\x08proposer\x18\x03 \x01(\t\x12\x39\n\ntransports\x18\x04 \x03(\x0e\x32%.tandem.common.v1.DraftProbsTransport\x12\x1b\n\x13needs_hidden_states\x18\x05 \x01(\x08\x12\x15\n\rhidden_layers\x18\x06 \x03(\r\x12\x13\n\x0bhidden_size\x18\x07 \x01(\r2\xae\x01\n\x0c\x44raftService\x12P\n\x07Propose\x12\x1f.tandem.draft.v1.ProposeRequest\x1a .tandem.draft.v1.ProposeResponse(\x01\x30\x01\x12L\n\x07GetInfo\x12\x1f.tandem.draft.v1.GetInfoRequest\x1a .tandem.draft.v1.GetInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,21 +35,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROPOSEREQUEST']._serialized_start=79
   _globals['_PROPOSEREQUEST']._serialized_end=140
   _globals['_PROPOSEITEM']._serialized_start=143
-  _globals['_PROPOSEITEM']._serialized_end=389
-  _globals['_PROPOSESTEP']._serialized_start=391
-  _globals['_PROPOSESTEP']._serialized_end=496
-  _globals['_PROPOSERESPONSE']._serialized_start=498
-  _globals['_PROPOSERESPONSE']._serialized_end=602
-  _globals['_PROPOSERESULT']._serialized_start=605
-  _globals['_PROPOSERESULT']._serialized_end=917
-  _globals['_SESSIONOPENED']._serialized_start=919
-  _globals['_SESSIONOPENED']._serialized_end=934
-  _globals['_SESSIONCLOSED']._serialized_start=936
-  _globals['_SESSIONCLOSED']._serialized_end=951
-  _globals['_GETINFOREQUEST']._serialized_start=953
-  _globals['_GETINFOREQUEST']._serialized_end=969
-  _globals['_GETINFORESPONSE']._serialized_start=972
-  _globals['_GETINFORESPONSE']._serialized_end=1177
-  _globals['_DRAFTSERVICE']._serialized_start=1180
-  _globals['_DRAFTSERVICE']._serialized_end=1354
+  _globals['_PROPOSEITEM']._serialized_end=446
+  _globals['_PROPOSESTEP']._serialized_start=448
+  _globals['_PROPOSESTEP']._serialized_end=553
+  _globals['_PROPOSERESPONSE']._serialized_start=555
+  _globals['_PROPOSERESPONSE']._serialized_end=659
+  _globals['_PROPOSERESULT']._serialized_start=662
+  _globals['_PROPOSERESULT']._serialized_end=974
+  _globals['_SESSIONOPENED']._serialized_start=976
+  _globals['_SESSIONOPENED']._serialized_end=991
+  _globals['_SESSIONCLOSED']._serialized_start=993
+  _globals['_SESSIONCLOSED']._serialized_end=1008
+  _globals['_GETINFOREQUEST']._serialized_start=1010
+  _globals['_GETINFOREQUEST']._serialized_end=1026
+  _globals['_GETINFORESPONSE']._serialized_start=1029
+  _globals['_GETINFORESPONSE']._serialized_end=1278
+  _globals['_DRAFTSERVICE']._serialized_start=1281
+  _globals['_DRAFTSERVICE']._serialized_end=1455
 # @@protoc_insertion_point(module_scope)

@@ -47,6 +47,7 @@ class ProposeItem(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     PROPOSE_FIELD_NUMBER: _builtins.int
     CLOSE_FIELD_NUMBER: _builtins.int
+    HIDDEN_STATES_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     deadline_ms: _builtins.int
@@ -61,6 +62,10 @@ class ProposeItem(_message.Message):
     def propose(self) -> Global___ProposeStep: ...
     @_builtins.property
     def close(self) -> _common_pb2.CloseSession: ...
+    @_builtins.property
+    def hidden_states(self) -> _common_pb2.HiddenStates:
+        """The target's rows, in order, before the round that needs them; not answered unless refused."""
+
     def __init__(
         self,
         *,
@@ -68,14 +73,15 @@ class ProposeItem(_message.Message):
         open: _common_pb2.OpenSession | None = ...,
         propose: Global___ProposeStep | None = ...,
         close: _common_pb2.CloseSession | None = ...,
+        hidden_states: _common_pb2.HiddenStates | None = ...,
         deadline_ms: _builtins.int = ...,
         traceparent: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "op", b"op", "open", b"open", "propose", b"propose", "stamp", b"stamp"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "hidden_states", b"hidden_states", "op", b"op", "open", b"open", "propose", b"propose", "stamp", b"stamp"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "deadline_ms", b"deadline_ms", "op", b"op", "open", b"open", "propose", b"propose", "stamp", b"stamp", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "deadline_ms", b"deadline_ms", "hidden_states", b"hidden_states", "op", b"op", "open", b"open", "propose", b"propose", "stamp", b"stamp", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_op: _TypeAlias = _typing.Literal["open", "propose", "close"]  # noqa: Y015
+    _WhichOneofReturnType_op: _TypeAlias = _typing.Literal["open", "propose", "close", "hidden_states"]  # noqa: Y015
     _WhichOneofArgType_op: _TypeAlias = _typing.Literal["op", b"op"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_op) -> _WhichOneofReturnType_op | None: ...
 
@@ -235,9 +241,13 @@ class GetInfoResponse(_message.Message):
     PROPOSER_FIELD_NUMBER: _builtins.int
     TRANSPORTS_FIELD_NUMBER: _builtins.int
     NEEDS_HIDDEN_STATES_FIELD_NUMBER: _builtins.int
+    HIDDEN_LAYERS_FIELD_NUMBER: _builtins.int
+    HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
     proposer: _builtins.str
     """its registered name"""
     needs_hidden_states: _builtins.bool
+    hidden_size: _builtins.int
+    """of the target it was made for"""
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo: ...
     @_builtins.property
@@ -245,6 +255,10 @@ class GetInfoResponse(_message.Message):
     @_builtins.property
     def transports(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.DraftProbsTransport.ValueType]:
         """how it can send q"""
+
+    @_builtins.property
+    def hidden_layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of the target, after which it needs them"""
 
     def __init__(
         self,
@@ -254,10 +268,12 @@ class GetInfoResponse(_message.Message):
         proposer: _builtins.str = ...,
         transports: _abc.Iterable[_common_pb2.DraftProbsTransport.ValueType] | None = ...,
         needs_hidden_states: _builtins.bool = ...,
+        hidden_layers: _abc.Iterable[_builtins.int] | None = ...,
+        hidden_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model", "needs_hidden_states", b"needs_hidden_states", "proposer", b"proposer", "transports", b"transports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hidden_layers", b"hidden_layers", "hidden_size", b"hidden_size", "load", b"load", "model", b"model", "needs_hidden_states", b"needs_hidden_states", "proposer", b"proposer", "transports", b"transports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tandem.common.v1 import common_pb2 as tandem_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtandem/target/v1/target.proto\x12\x10tandem.target.v1\x1a\x1dtandem/common/v1/common.proto\"<\n\rVerifyRequest\x12+\n\x05items\x18\x01 \x03(\x0b\x32\x1c.tandem.target.v1.VerifyItem\"\xf4\x01\n\nVerifyItem\x12&\n\x05stamp\x18\x01 \x01(\x0b\x32\x17.tandem.common.v1.Stamp\x12-\n\x04open\x18\x02 \x01(\x0b\x32\x1d.tandem.common.v1.OpenSessionH\x00\x12.\n\x06verify\x18\x03 \x01(\x0b\x32\x1c.tandem.target.v1.VerifyStepH\x00\x12/\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x1e.tandem.common.v1.CloseSessionH\x00\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x05 \x01(\r\x12\x13\n\x0btraceparent\x18\x06 \x01(\tB\x04\n\x02op\":\n\nVerifyStep\x12,\n\x08proposal\x18\x01 \x01(\x0b\x32\x1a.tandem.common.v1.Proposal\"g\n\x0eVerifyResponse\x12/\n\x07results\x18\x01 \x03(\x0b\x32\x1e.tandem.target.v1.VerifyResult\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.tandem.common.v1.Load\"\x83\x02\n\x0cVerifyResult\x12&\n\x05stamp\x18\x01 \x01(\x0b\x32\x17.tandem.common.v1.Stamp\x12\x31\n\x06opened\x18\x02 \x01(\x0b\x32\x1f.tandem.target.v1.SessionOpenedH\x00\x12,\n\x07verdict\x18\x03 \x01(\x0b\x32\x19.tandem.target.v1.VerdictH\x00\x12,\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x1b.tandem.common.v1.ItemErrorH\x00\x12\x31\n\x06\x63losed\x18\x05 \x01(\x0b\x32\x1f.tandem.target.v1.SessionClosedH\x00\x42\t\n\x07outcome\"\x0f\n\rSessionOpened\"\x0f\n\rSessionClosed\"\x93\x02\n\x07Verdict\x12\x18\n\x10num_draft_tokens\x18\x01 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x35\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1e.tandem.common.v1.FinishReason\x12,\n\x06timing\x18\x05 \x01(\x0b\x32\x1c.tandem.common.v1.ItemTiming\x12\x12\n\nbatch_rows\x18\x06 \x01(\r\x12\x31\n\x08logprobs\x18\x07 \x03(\x0b\x32\x1f.tandem.common.v1.TokenLogprobs\x12\x19\n\x11num_cached_tokens\x18\x08 \x01(\r\"\x10\n\x0eGetInfoRequest\"c\n\x0fGetInfoResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.tandem.common.v1.ModelInfo\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.tandem.common.v1.Load2\xb0\x01\n\rTargetService\x12O\n\x06Verify\x12\x1f.tandem.target.v1.VerifyRequest\x1a .tandem.target.v1.VerifyResponse(\x01\x30\x01\x12N\n\x07GetInfo\x12 .tandem.target.v1.GetInfoRequest\x1a!.tandem.target.v1.GetInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtandem/target/v1/target.proto\x12\x10tandem.target.v1\x1a\x1dtandem/common/v1/common.proto\"<\n\rVerifyRequest\x12+\n\x05items\x18\x01 \x03(\x0b\x32\x1c.tandem.target.v1.VerifyItem\"\xc3\x02\n\nVerifyItem\x12&\n\x05stamp\x18\x01 \x01(\x0b\x32\x17.tandem.common.v1.Stamp\x12-\n\x04open\x18\x02 \x01(\x0b\x32\x1d.tandem.common.v1.OpenSessionH\x00\x12.\n\x06verify\x18\x03 \x01(\x0b\x32\x1c.tandem.target.v1.VerifyStepH\x00\x12/\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x1e.tandem.common.v1.CloseSessionH\x00\x12\x36\n\x06replay\x18\x07 \x01(\x0b\x32$.tandem.target.v1.ReplayHiddenStatesH\x00\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x05 \x01(\r\x12\x13\n\x0btraceparent\x18\x06 \x01(\t\x12\x15\n\rhidden_layers\x18\x08 \x03(\rB\x04\n\x02op\":\n\nVerifyStep\x12,\n\x08proposal\x18\x01 \x01(\x0b\x32\x1a.tandem.common.v1.Proposal\"Q\n\x12ReplayHiddenStates\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rhidden_layers\x18\x02 \x03(\r\x12\x11\n\tfirst_row\x18\x03 \x01(\r\"g\n\x0eVerifyResponse\x12/\n\x07results\x18\x01 \x03(\x0b\x32\x1e.tandem.target.v1.VerifyResult\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.tandem.common.v1.Load\"\xf8\x02\n\x0cVerifyResult\x12&\n\x05stamp\x18\x01 \x01(\x0b\x32\x17.tandem.common.v1.Stamp\x12\x31\n\x06opened\x18\x02 \x01(\x0b\x32\x1f.tandem.target.v1.SessionOpenedH\x00\x12,\n\x07verdict\x18\x03 \x01(\x0b\x32\x19.tandem.target.v1.VerdictH\x00\x12,\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x1b.tandem.common.v1.ItemErrorH\x00\x12\x31\n\x06\x63losed\x18\x05 \x01(\x0b\x32\x1f.tandem.target.v1.SessionClosedH\x00\x12\x37\n\rhidden_states\x18\x06 \x01(\x0b\x32\x1e.tandem.common.v1.HiddenStatesH\x00\x12:\n\x08replayed\x18\x07 \x01(\x0b\x32&.tandem.target.v1.HiddenStatesReplayedH\x00\x42\t\n\x07outcome\"\x0f\n\rSessionOpened\"\x0f\n\rSessionClosed\"\x16\n\x14HiddenStatesReplayed\"\x93\x02\n\x07Verdict\x12\x18\n\x10num_draft_tokens\x18\x01 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x35\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1e.tandem.common.v1.FinishReason\x12,\n\x06timing\x18\x05 \x01(\x0b\x32\x1c.tandem.common.v1.ItemTiming\x12\x12\n\nbatch_rows\x18\x06 \x01(\r\x12\x31\n\x08logprobs\x18\x07 \x03(\x0b\x32\x1f.tandem.common.v1.TokenLogprobs\x12\x19\n\x11num_cached_tokens\x18\x08 \x01(\r\"\x10\n\x0eGetInfoRequest\"c\n\x0fGetInfoResponse\x12*\n\x05model\x18\x01 \x01(\x0b\x32\x1b.tandem.common.v1.ModelInfo\x12$\n\x04load\x18\x02 \x01(\x0b\x32\x16.tandem.common.v1.Load2\xb0\x01\n\rTargetService\x12O\n\x06Verify\x12\x1f.tandem.target.v1.VerifyRequest\x1a .tandem.target.v1.VerifyResponse(\x01\x30\x01\x12N\n\x07GetInfo\x12 .tandem.target.v1.GetInfoRequest\x1a!.tandem.target.v1.GetInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,23 +35,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERIFYREQUEST']._serialized_start=82
   _globals['_VERIFYREQUEST']._serialized_end=142
   _globals['_VERIFYITEM']._serialized_start=145
-  _globals['_VERIFYITEM']._serialized_end=389
-  _globals['_VERIFYSTEP']._serialized_start=391
-  _globals['_VERIFYSTEP']._serialized_end=449
-  _globals['_VERIFYRESPONSE']._serialized_start=451
-  _globals['_VERIFYRESPONSE']._serialized_end=554
-  _globals['_VERIFYRESULT']._serialized_start=557
-  _globals['_VERIFYRESULT']._serialized_end=816
-  _globals['_SESSIONOPENED']._serialized_start=818
-  _globals['_SESSIONOPENED']._serialized_end=833
-  _globals['_SESSIONCLOSED']._serialized_start=835
-  _globals['_SESSIONCLOSED']._serialized_end=850
-  _globals['_VERDICT']._serialized_start=853
-  _globals['_VERDICT']._serialized_end=1128
-  _globals['_GETINFOREQUEST']._serialized_start=1130
-  _globals['_GETINFOREQUEST']._serialized_end=1146
-  _globals['_GETINFORESPONSE']._serialized_start=1148
-  _globals['_GETINFORESPONSE']._serialized_end=1247
-  _globals['_TARGETSERVICE']._serialized_start=1250
-  _globals['_TARGETSERVICE']._serialized_end=1426
+  _globals['_VERIFYITEM']._serialized_end=468
+  _globals['_VERIFYSTEP']._serialized_start=470
+  _globals['_VERIFYSTEP']._serialized_end=528
+  _globals['_REPLAYHIDDENSTATES']._serialized_start=530
+  _globals['_REPLAYHIDDENSTATES']._serialized_end=611
+  _globals['_VERIFYRESPONSE']._serialized_start=613
+  _globals['_VERIFYRESPONSE']._serialized_end=716
+  _globals['_VERIFYRESULT']._serialized_start=719
+  _globals['_VERIFYRESULT']._serialized_end=1095
+  _globals['_SESSIONOPENED']._serialized_start=1097
+  _globals['_SESSIONOPENED']._serialized_end=1112
+  _globals['_SESSIONCLOSED']._serialized_start=1114
+  _globals['_SESSIONCLOSED']._serialized_end=1129
+  _globals['_HIDDENSTATESREPLAYED']._serialized_start=1131
+  _globals['_HIDDENSTATESREPLAYED']._serialized_end=1153
+  _globals['_VERDICT']._serialized_start=1156
+  _globals['_VERDICT']._serialized_end=1431
+  _globals['_GETINFOREQUEST']._serialized_start=1433
+  _globals['_GETINFOREQUEST']._serialized_end=1449
+  _globals['_GETINFORESPONSE']._serialized_start=1451
+  _globals['_GETINFORESPONSE']._serialized_end=1550
+  _globals['_TARGETSERVICE']._serialized_start=1553
+  _globals['_TARGETSERVICE']._serialized_end=1729
 # @@protoc_insertion_point(module_scope)

@@ -47,8 +47,10 @@ class VerifyItem(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     VERIFY_FIELD_NUMBER: _builtins.int
     CLOSE_FIELD_NUMBER: _builtins.int
+    REPLAY_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    HIDDEN_LAYERS_FIELD_NUMBER: _builtins.int
     deadline_ms: _builtins.int
     """milliseconds left when sent; 0: none"""
     traceparent: _builtins.str
@@ -61,6 +63,12 @@ class VerifyItem(_message.Message):
     def verify(self) -> Global___VerifyStep: ...
     @_builtins.property
     def close(self) -> _common_pb2.CloseSession: ...
+    @_builtins.property
+    def replay(self) -> Global___ReplayHiddenStates: ...
+    @_builtins.property
+    def hidden_layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of an open: send the hidden states after so many layers, of every committed row"""
+
     def __init__(
         self,
         *,
@@ -68,14 +76,16 @@ class VerifyItem(_message.Message):
         open: _common_pb2.OpenSession | None = ...,
         verify: Global___VerifyStep | None = ...,
         close: _common_pb2.CloseSession | None = ...,
+        replay: Global___ReplayHiddenStates | None = ...,
         deadline_ms: _builtins.int = ...,
         traceparent: _builtins.str = ...,
+        hidden_layers: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "op", b"op", "open", b"open", "stamp", b"stamp", "verify", b"verify"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "op", b"op", "open", b"open", "replay", b"replay", "stamp", b"stamp", "verify", b"verify"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "deadline_ms", b"deadline_ms", "op", b"op", "open", b"open", "stamp", b"stamp", "traceparent", b"traceparent", "verify", b"verify"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "deadline_ms", b"deadline_ms", "hidden_layers", b"hidden_layers", "op", b"op", "open", b"open", "replay", b"replay", "stamp", b"stamp", "traceparent", b"traceparent", "verify", b"verify"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_op: _TypeAlias = _typing.Literal["open", "verify", "close"]  # noqa: Y015
+    _WhichOneofReturnType_op: _TypeAlias = _typing.Literal["open", "verify", "close", "replay"]  # noqa: Y015
     _WhichOneofArgType_op: _TypeAlias = _typing.Literal["op", b"op"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_op) -> _WhichOneofReturnType_op | None: ...
 
@@ -102,6 +112,40 @@ class VerifyStep(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___VerifyStep: _TypeAlias = VerifyStep  # noqa: Y015
+
+@_typing.final
+class ReplayHiddenStates(_message.Message):
+    """A session of its own that emits no token: compute all rows but the last token's anew, behind everybody else, and send
+    their hidden states. Answered by `replayed`, which ends it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    HIDDEN_LAYERS_FIELD_NUMBER: _builtins.int
+    FIRST_ROW_FIELD_NUMBER: _builtins.int
+    first_row: _builtins.int
+    """earlier ones are not wanted"""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """committed tokens"""
+
+    @_builtins.property
+    def hidden_layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        hidden_layers: _abc.Iterable[_builtins.int] | None = ...,
+        first_row: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_row", b"first_row", "hidden_layers", b"hidden_layers", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplayHiddenStates: _TypeAlias = ReplayHiddenStates  # noqa: Y015
 
 @_typing.final
 class VerifyResponse(_message.Message):
@@ -136,6 +180,8 @@ class VerifyResult(_message.Message):
     VERDICT_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     CLOSED_FIELD_NUMBER: _builtins.int
+    HIDDEN_STATES_FIELD_NUMBER: _builtins.int
+    REPLAYED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def stamp(self) -> _common_pb2.Stamp:
         """the item's own"""
@@ -148,6 +194,12 @@ class VerifyResult(_message.Message):
     def error(self) -> _common_pb2.ItemError: ...
     @_builtins.property
     def closed(self) -> Global___SessionClosed: ...
+    @_builtins.property
+    def hidden_states(self) -> _common_pb2.HiddenStates:
+        """Not an answer: rows of the session, sent before the answer to the round that committed them. Stamped as the open."""
+
+    @_builtins.property
+    def replayed(self) -> Global___HiddenStatesReplayed: ...
     def __init__(
         self,
         *,
@@ -156,12 +208,14 @@ class VerifyResult(_message.Message):
         verdict: Global___Verdict | None = ...,
         error: _common_pb2.ItemError | None = ...,
         closed: Global___SessionClosed | None = ...,
+        hidden_states: _common_pb2.HiddenStates | None = ...,
+        replayed: Global___HiddenStatesReplayed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "error", b"error", "opened", b"opened", "outcome", b"outcome", "stamp", b"stamp", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "error", b"error", "hidden_states", b"hidden_states", "opened", b"opened", "outcome", b"outcome", "replayed", b"replayed", "stamp", b"stamp", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "error", b"error", "opened", b"opened", "outcome", b"outcome", "stamp", b"stamp", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "error", b"error", "hidden_states", b"hidden_states", "opened", b"opened", "outcome", b"outcome", "replayed", b"replayed", "stamp", b"stamp", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["opened", "verdict", "error", "closed"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["opened", "verdict", "error", "closed", "hidden_states", "replayed"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
@@ -196,6 +250,21 @@ class SessionClosed(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SessionClosed: _TypeAlias = SessionClosed  # noqa: Y015
+
+@_typing.final
+class HiddenStatesReplayed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HiddenStatesReplayed: _TypeAlias = HiddenStatesReplayed  # noqa: Y015
 
 @_typing.final
 class Verdict(_message.Message):

@@ -1,0 +1,140 @@
+"""One answer's hidden states on their way from the target to the draft service.
+
+They come by row, before the verdict that commits the rows, and go out in order, before the round that needs them. What
+never came, because the target found the rows in its prefix cache, and what the draft service has lost with its session
+is had by a replay at the target, which nothing waits for: until it is there, rounds go without drafts.
+"""
+
+import asyncio
+import logging
+import secrets
+from bisect import insort
+from collections.abc import Iterator
+from functools import partial
+from typing import TypeAlias
+
+from google.protobuf.message import Message
+
+from orchestrator.replica_link import LinkLostError, ReplicaLink
+from orchestrator.sequence import Sequence
+from tandem import codec
+from tandem.common.v1 import common_pb2
+from tandem.prefix_hash import EMPTY_PREFIX_HASH, extend_prefix_hash
+from tandem.target.v1 import target_pb2
+from tandem.types import HiddenStates, SessionId, Stamp
+
+_log = logging.getLogger(__name__)
+
+_EPOCH = 1  # of a replay's session, which is opened once
+_MAX_FAILURES = 3  # replays of one answer; then it goes on without drafts
+
+Link: TypeAlias = ReplicaLink[target_pb2.VerifyItem, target_pb2.VerifyResult]
+
+
+class HiddenRelay:
+    """Rows by number; the first `sent_end` are with the draft service."""
+
+    def __init__(self, link: Link, layers: tuple[int, ...]) -> None:
+        """`layers`: after how many of the target's layers the draft service wants them."""
+        self.layers = layers
+        self._link = link
+        self._chunks: list[HiddenStates] = []  # by first row; they may overlap
+        self._sent_end = 0
+        self._is_settled = False  # a verdict has come since the target's session was opened: so have its rows
+        self._replay: SessionId | None = None
+        self._num_failures = 0
+
+    def opened(self) -> None:
+        """The target's session is new: what rows it sends is known with its first verdict."""
+        self._is_settled = False
+
+    def decided(self) -> None:
+        """A verdict has come, and before it every row that the target's session has computed."""
+        self._is_settled = True
+
+    def take(self, states: HiddenStates) -> None:
+        """Rows have come; those that the draft service has are dropped."""
+        if states.end_row > self._sent_end:
+            insort(self._chunks, states, key=lambda chunk: chunk.first_row)
+
+    def restart(self) -> None:
+        """The draft service has a new session, which has no row."""
+        self._sent_end = 0
+
+    def rows_to_send(self, sequence: Sequence) -> list[HiddenStates] | None:
+        """What the draft service lacks for the sequence's current round, in order; None while something is missing.
+
+        Missing rows that will not come by themselves are asked for.
+        """
+        num_rows = len(sequence.tokens) - 1
+        chunks = list(self._contiguous(num_rows))
+        end = chunks[-1].end_row if chunks else self._sent_end
+        if end >= num_rows:
+            return chunks
+        if self._is_settled and self._replay is None:
+            later = [chunk.first_row for chunk in self._chunks if chunk.first_row > end]
+            self._ask(sequence, end, min(num_rows, *later) if later else num_rows)
+        return None
+
+    def sent(self, num_rows: int) -> None:
+        """The draft service has answered a round with so many rows."""
+        self._sent_end = num_rows
+        self._chunks = [chunk for chunk in self._chunks if chunk.end_row > num_rows]
+
+    def close(self) -> None:
+        """The answer has ended: nothing is wanted any more."""
+        session_id, self._replay = self._replay, None
+        if session_id is None:
+            return
+        self._link.forget((session_id, _EPOCH, 0))
+        self._link.unlisten(session_id)
+        if self._link.is_up:
+            stamp = Stamp(session_id, _EPOCH, 1, 0, EMPTY_PREFIX_HASH)
+            self._link.send(_item(stamp, close=common_pb2.CloseSession()))
+
+    def _contiguous(self, num_rows: int) -> Iterator[HiddenStates]:
+        """Chunks without what is sent and without overlaps, up to the first row that is missing."""
+        row = self._sent_end
+        for chunk in self._chunks:
+            if chunk.first_row > row or row >= num_rows:
+                return
+            if chunk.end_row > row:
+                yield chunk.rows_from(row)
+                row = chunk.end_row
+
+    def _ask(self, sequence: Sequence, first_row: int, end_row: int) -> None:
+        """Have the target send rows first_row .. end_row - 1 again."""
+        if self._num_failures >= _MAX_FAILURES or not self._link.is_up:
+            return
+        token_ids = sequence.tokens.token_ids[: end_row + 1]
+        session_id = SessionId(secrets.randbits(63))
+        stamp = Stamp(session_id, _EPOCH, 0, len(token_ids), extend_prefix_hash(EMPTY_PREFIX_HASH, token_ids))
+        replay = target_pb2.ReplayHiddenStates(token_ids=token_ids, hidden_layers=self.layers, first_row=first_row)
+        self._replay = session_id
+        self._link.listen(session_id, self.take)
+        future = self._link.request(_item(stamp, replay=replay))
+        future.add_done_callback(partial(self._replayed, session_id))
+
+    def _replayed(self, session_id: SessionId, future: "asyncio.Future[target_pb2.VerifyResult]") -> None:
+        """A replay has ended, or was given up by `close`."""
+        self._link.unlisten(session_id)
+        if self._replay != session_id:
+            return
+        self._replay = None
+        problem = _problem_of(future)
+        if problem:
+            self._num_failures += 1
+            _log.warning("hidden states cannot be replayed: %s", problem)
+
+
+def _problem_of(future: "asyncio.Future[target_pb2.VerifyResult]") -> str:
+    """Why the replay did not end as it should; empty when it did, or when the stream was lost: that says nothing."""
+    error = future.exception()
+    if error is not None:
+        return "" if isinstance(error, LinkLostError) else str(error)
+    result = future.result()
+    return str(codec.error_from_proto(result.error)) if result.WhichOneof("outcome") == "error" else ""
+
+
+def _item(stamp: Stamp, **op: Message) -> target_pb2.VerifyItem:
+    return target_pb2.VerifyItem(stamp=codec.stamp_to_proto(stamp), **op)  # type: ignore[arg-type]
