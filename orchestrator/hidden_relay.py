@@ -8,14 +8,16 @@ is had by a replay at the target, which nothing waits for: until it is there, ro
 import asyncio
 import logging
 import secrets
+import time
 from bisect import insort
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
 from google.protobuf.message import Message
 
-from orchestrator.replica_link import LinkLostError, ReplicaLink
+from orchestrator.replica_link import LinkLostError, ReplicaLink, answer_key
 from orchestrator.sequence import Sequence
 from tandem import codec
 from tandem.common.v1 import common_pb2
@@ -26,6 +28,7 @@ from tandem.types import HiddenStates, SessionId, Stamp
 _log = logging.getLogger(__name__)
 
 _EPOCH = 1  # of a replay's session, which is opened once
+_REPEAT_S = 10.0  # a replay without an end is asked for again; the target drops the repeat of one that it works on
 _MAX_FAILURES = 3  # replays of one answer; then it goes on without drafts
 
 Link: TypeAlias = ReplicaLink[target_pb2.VerifyItem, target_pb2.VerifyResult]
@@ -41,7 +44,8 @@ class HiddenRelay:
         self._chunks: list[HiddenStates] = []  # by first row; they may overlap
         self._sent_end = 0
         self._is_settled = False  # a verdict has come since the target's session was opened: so have its rows
-        self._replay: SessionId | None = None
+        self._replay: target_pb2.VerifyItem | None = None  # that has not ended
+        self._asked_s = 0.0  # when it was sent last, monotonic clock
         self._num_failures = 0
 
     def opened(self) -> None:
@@ -71,7 +75,9 @@ class HiddenRelay:
         end = chunks[-1].end_row if chunks else self._sent_end
         if end >= num_rows:
             return chunks
-        if self._is_settled and self._replay is None:
+        if self._replay is not None:
+            self._repeat(self._replay)
+        elif self._is_settled:
             later = [chunk.first_row for chunk in self._chunks if chunk.first_row > end]
             self._ask(sequence, end, min(num_rows, *later) if later else num_rows)
         return None
@@ -83,13 +89,13 @@ class HiddenRelay:
 
     def close(self) -> None:
         """The answer has ended: nothing is wanted any more."""
-        session_id, self._replay = self._replay, None
-        if session_id is None:
+        replay, self._replay = self._replay, None
+        if replay is None:
             return
-        self._link.forget((session_id, _EPOCH, 0))
-        self._link.unlisten(session_id)
+        self._link.forget(answer_key(replay.stamp))
+        self._link.unlisten(replay.stamp.session_id)
         if self._link.is_up:
-            stamp = Stamp(session_id, _EPOCH, 1, 0, EMPTY_PREFIX_HASH)
+            stamp = replace(codec.stamp_from_proto(replay.stamp), round=1)
             self._link.send(_item(stamp, close=common_pb2.CloseSession()))
 
     def _contiguous(self, num_rows: int) -> Iterator[HiddenStates]:
@@ -109,18 +115,24 @@ class HiddenRelay:
         token_ids = sequence.tokens.token_ids[: end_row + 1]
         session_id = SessionId(secrets.randbits(63))
         stamp = Stamp(session_id, _EPOCH, 0, len(token_ids), extend_prefix_hash(EMPTY_PREFIX_HASH, token_ids))
-        replay = target_pb2.ReplayHiddenStates(token_ids=token_ids, hidden_layers=self.layers, first_row=first_row)
-        self._replay = session_id
+        wanted = target_pb2.ReplayHiddenStates(token_ids=token_ids, hidden_layers=self.layers, first_row=first_row)
+        replay = _item(stamp, replay=wanted)
+        self._replay, self._asked_s = replay, time.monotonic()
         self._link.listen(session_id, self.take)
-        future = self._link.request(_item(stamp, replay=replay))
-        future.add_done_callback(partial(self._replayed, session_id))
+        self._link.request(replay).add_done_callback(partial(self._replayed, replay))
 
-    def _replayed(self, session_id: SessionId, future: "asyncio.Future[target_pb2.VerifyResult]") -> None:
-        """A replay has ended, or was given up by `close`."""
-        self._link.unlisten(session_id)
-        if self._replay != session_id:
+    def _repeat(self, replay: target_pb2.VerifyItem) -> None:
+        """Send it again once it has taken long: it, or its end, may have been lost."""
+        if time.monotonic() - self._asked_s > _REPEAT_S and self._link.is_up:
+            self._asked_s = time.monotonic()
+            self._link.send(replay)
+
+    def _replayed(self, replay: target_pb2.VerifyItem, future: "asyncio.Future[target_pb2.VerifyResult]") -> None:
+        """It has ended, unless `close` has given it up."""
+        if self._replay is not replay:
             return
         self._replay = None
+        self._link.unlisten(replay.stamp.session_id)
         problem = _problem_of(future)
         if problem:
             self._num_failures += 1

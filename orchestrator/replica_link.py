@@ -121,7 +121,7 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         """
         self.send(item)
         future: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
-        self._waiting[_key(item.stamp)] = future
+        self._waiting[answer_key(item.stamp)] = future
         return future
 
     def send(self, item: ItemT) -> None:
@@ -222,7 +222,7 @@ class ReplicaLink(Generic[ItemT, ResultT]):
                 if result.WhichOneof("outcome") == "hidden_states":
                     self._take_hidden_states(result)
                     continue
-                future = self._waiting.pop(_key(result.stamp), None)
+                future = self._waiting.pop(answer_key(result.stamp), None)
                 if future is not None and not future.done():
                     future.set_result(result)
                 elif result.WhichOneof("outcome") != "closed":
@@ -264,7 +264,7 @@ class ReplicaLink(Generic[ItemT, ResultT]):
 
     def _refuse(self, item: ItemT, error: ItemError) -> None:
         """Answer an item that cannot be sent."""
-        future = self._waiting.pop(_key(item.stamp), None)
+        future = self._waiting.pop(answer_key(item.stamp), None)
         if future is not None:
             _fail(future, error)
 
@@ -280,5 +280,6 @@ def _fail(future: "asyncio.Future[ResultT]", error: Exception) -> None:
         future.exception()  # whoever waited may be gone
 
 
-def _key(stamp: Any) -> AnswerKey:
+def answer_key(stamp: Any) -> AnswerKey:
+    """Under which the answer to an item with this stamp is waited for."""
     return stamp.session_id, stamp.epoch, stamp.round

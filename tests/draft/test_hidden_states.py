@@ -6,21 +6,14 @@ from dataclasses import replace
 import pytest
 
 from draft_service.hidden_buffer import HiddenBuffer
-from draft_service.proposers.base import (
-    HiddenStatesNeed,
-    MissingHiddenStates,
-    ProposeInput,
-    ProposerCapabilities,
-)
 from tandem import codec
 from tandem.draft.v1 import draft_pb2 as pb
 from tandem.types import ErrorCode, HiddenStates, ItemError, Proposal, Stamp
 from tests.draft.support import StubProposer, make_spec
 from tests.draft.wire import Peer, Running, error_of, open_item, play, proposal_of, propose_item
-from tests.hidden import LAYERS, rows_in, rows_of
+from tests.hidden import LAYERS, NEED, Reader, rows_in, rows_of
 from tests.items import stamp
 
-NEED = HiddenStatesNeed(LAYERS, 8)
 PROMPT = (1, 2, 3, 4, 5)
 
 
@@ -28,34 +21,6 @@ def chunk(token_ids: Sequence[int], first: int, end: int) -> HiddenStates:
     """Rows first .. end - 1 of these tokens."""
     rows = rows_of(token_ids)
     return HiddenStates(first, end - first, b"".join(rows[row] for row in range(first, end)))
-
-
-class Reader(StubProposer):
-    """A stub that needs hidden states and keeps how many rows each session has been given; it may lose them."""
-
-    def __init__(self) -> None:
-        super().__init__(Proposal((7,)))
-        self.rows: dict[int, int] = {}
-        self.loses = False
-
-    @property
-    def capabilities(self) -> ProposerCapabilities:
-        return replace(super().capabilities, hidden_states=NEED)
-
-    def propose(self, batch: Sequence[ProposeInput]) -> list[Proposal | MissingHiddenStates | None]:  # type: ignore[override]
-        proposals = super().propose(batch)
-        answers: list[Proposal | MissingHiddenStates | None] = []
-        for item, proposal in zip(batch, proposals, strict=True):
-            tokens, known = item.committed_token_ids, 0 if self.loses else self.rows.get(item.session_key, 0)
-            first = item.hidden_states[0].first_row if item.hidden_states else len(tokens) - 1
-            if first > known:
-                answers.append(MissingHiddenStates())
-                continue
-            right = rows_of(tokens)
-            assert rows_in(item.hidden_states) == {row: right[row] for row in range(first, len(tokens) - 1)}
-            self.rows[item.session_key] = len(tokens) - 1
-            answers.append(proposal)
-        return answers
 
 
 def feed_item(mark: Stamp, states: HiddenStates) -> pb.ProposeItem:
@@ -67,7 +32,7 @@ async def begin(peer: Peer, prompt: Sequence[int] = PROMPT) -> None:
 
 
 def test_rows_come_before_their_round_and_reach_the_proposer_once() -> None:
-    reader = Reader()
+    reader = Reader(StubProposer(Proposal((7,))))
 
     async def scenario(_: Running, peer: Peer) -> None:
         await begin(peer)
@@ -88,7 +53,7 @@ def test_rows_come_before_their_round_and_reach_the_proposer_once() -> None:
 
 
 def test_a_round_without_its_rows_is_answered_by_a_typed_error_that_names_the_first() -> None:
-    reader = Reader()
+    reader = Reader(StubProposer(Proposal((7,))))
 
     async def scenario(_: Running, peer: Peer) -> None:
         await begin(peer)
@@ -105,16 +70,16 @@ def test_a_round_without_its_rows_is_answered_by_a_typed_error_that_names_the_fi
 
 
 def test_a_proposer_that_has_lost_its_rows_says_so_and_a_new_opening_begins_with_none() -> None:
-    reader = Reader()
+    reader = Reader(StubProposer(Proposal((7,))))
 
     async def scenario(_: Running, peer: Peer) -> None:
         await begin(peer)
         await peer.send(feed_item(stamp(PROMPT, 1), chunk(PROMPT, 0, 4)))
         proposal_of(await peer.ask(propose_item(PROMPT, 1, 5)))
-        tokens, reader.loses = (*PROMPT, 7), True
+        tokens = (*PROMPT, 7)
+        reader.lose()
         await peer.send(feed_item(stamp(tokens, 2), chunk(tokens, 4, 5)))
         assert error_of(await peer.ask(propose_item(tokens, 2, 5)))[0] is ErrorCode.HIDDEN_STATES_MISSING
-        reader.loses = False
         spec = replace(make_spec(PROMPT), token_ids=tokens)
         await peer.ask(open_item(spec, epoch=2))
         await peer.send(feed_item(stamp(tokens, 3, epoch=2), chunk(tokens, 0, 5)))
@@ -124,7 +89,7 @@ def test_a_proposer_that_has_lost_its_rows_says_so_and_a_new_opening_begins_with
 
 
 def test_other_tokens_take_their_rows_with_them_and_the_same_tokens_keep_them() -> None:
-    reader = Reader()
+    reader = Reader(StubProposer(Proposal((7,))))
 
     async def scenario(_: Running, peer: Peer) -> None:
         await begin(peer)
@@ -136,7 +101,6 @@ def test_other_tokens_take_their_rows_with_them_and_the_same_tokens_keep_them() 
         proposal_of(await peer.ask(propose_item(longer, 2, 5)))  # says 7 and 8 once more
         other = (*PROMPT, 7, 6, 5)
         assert error_of(await peer.ask(propose_item(other, 3, 5)))[0] is ErrorCode.HIDDEN_STATES_MISSING
-        reader.rows.clear()
 
     play(scenario, reader)
 
@@ -156,7 +120,7 @@ def test_rows_that_cannot_be_are_refused(states: HiddenStates, message: str) -> 
         with pytest.raises(ItemError, match=message):
             raise ItemError(code, text)
 
-    play(scenario, Reader())
+    play(scenario, Reader(StubProposer()))
 
 
 def test_a_proposer_that_needs_none_refuses_them_by_name() -> None:
@@ -175,7 +139,7 @@ def test_the_handshake_says_which_are_needed() -> None:
         info = await server.stub.GetInfo(pb.GetInfoRequest())
         assert (info.needs_hidden_states, tuple(info.hidden_layers), info.hidden_size) == (True, LAYERS, 8)
 
-    play(scenario, Reader())
+    play(scenario, Reader(StubProposer()))
 
 
 def test_the_buffer_keeps_what_is_not_taken_up_and_drops_what_is_other_tokens() -> None:

@@ -16,7 +16,7 @@ from draft_service.server import DraftServicer
 from draft_service.service import DraftService
 from engine.backends.base import SpeculativeEngine
 from engine.backends.toy_backend import LogitsOf, ToyEngine, hashed_logits
-from orchestrator.handshake import vocabulary_check
+from orchestrator.handshake import draft_check, vocabulary_check
 from orchestrator.replica_api import DRAFT_API, TARGET_API
 from orchestrator.replica_link import Backoff, ReplicaLink
 from orchestrator.server import DraftLink, OrchestratorServicer, OrchestratorSettings, TargetLink
@@ -232,12 +232,11 @@ async def orchestrating(
     draft_link: DraftLink | None = None
     if draft is not None:
         draft_link = ReplicaLink(
-            DRAFT_API, draft.address, vocabulary_check("draft", draft.address, vocabulary, "toy"), QUICK
+            DRAFT_API, draft.address, draft_check(draft.address, vocabulary, "toy", lambda: target_link.info), QUICK
         )
     links = [link for link in (target_link, draft_link) if link is not None]
     for link in links:
         link.start()
-    for link in links:
         await link.wait_checked(10)
     servicer = OrchestratorServicer(vocabulary, target_link, draft_link, settings or OrchestratorSettings())
     server, address = _server(
