@@ -44,8 +44,16 @@ def reader() -> Reader:
     return Reader(self_draft())
 
 
-def cached_engine(num_blocks: int = 512) -> ToyEngine:
-    return ToyEngine(TARGET_LOGITS, VOCAB, max_context=256, num_blocks=num_blocks, block_size=4, prefix_cache=True)
+def cached_engine(num_blocks: int = 512, step_delay_s: float = 0.0) -> ToyEngine:
+    return ToyEngine(
+        TARGET_LOGITS,
+        VOCAB,
+        max_context=256,
+        num_blocks=num_blocks,
+        block_size=4,
+        prefix_cache=True,
+        step_delay_s=step_delay_s,
+    )
 
 
 async def plain(prompts: list[str], **options: Any) -> list[tuple[int, ...]]:
@@ -103,7 +111,7 @@ def test_a_draft_service_that_has_lost_its_rows_gets_them_again_and_its_next_dra
             return made[-1]
 
         (expected,) = await plain(PROMPTS[:1], max_tokens=120, **COUPLED)
-        async with all_services(make, cached_engine(), PATIENT) as stack:
+        async with all_services(make, cached_engine(step_delay_s=0.005), PATIENT) as stack:
             answer = asyncio.create_task(stack.client.complete(PROMPTS[0], max_tokens=120, **COUPLED))
             await until(lambda: len(made[0].batches) > 3)
             if how == "restart":
