@@ -1,16 +1,13 @@
-"""The Triton kernels as tests run them: on a GPU where there is one, else in Triton's interpreter."""
+"""The Triton kernels as tests run them: in Triton's interpreter, or on a GPU with TRITON_INTERPRET=0."""
 
 import os
 
 import torch
+import triton
+import triton.language as tl
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-if DEVICE.type == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined, Triton's own ones too
+from engine.sampling import noise_triton, rejection_triton
 
-import triton  # noqa: E402
-import triton.language as tl  # noqa: E402
-
-from engine.sampling import noise_triton, rejection_triton  # noqa: E402
+DEVICE = torch.device("cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda")
 
 __all__ = ["DEVICE", "noise_triton", "rejection_triton", "tl", "triton"]
