@@ -75,16 +75,16 @@ def _admit(kv: DraftKv, room: DraftRoom, rounds: Sequence[DraftRound]) -> list[D
     """
     able = []
     for draft in rounds:
-        if draft.num_wanted == 0 or len(draft.item.committed_token_ids) > kv.max_rows:
+        if draft.num_wanted == 0 or len(draft.tokens) > kv.max_rows:
             kv.release(draft.key)
             continue
         able.append(draft)
         if draft.key in kv:
-            draft.pending = kv.roll_back(draft.key, draft.item.committed_token_ids)
+            draft.pending = kv.roll_back(draft.key, draft.tokens)
     admitted = []
     for draft in able:
         if draft.key not in kv:  # new, evicted earlier, or by an older session of this batch
-            draft.pending = kv.roll_back(draft.key, draft.item.committed_token_ids)
+            draft.pending = kv.roll_back(draft.key, draft.tokens)
             room.recount()
         if room.admit(draft.key, len(draft.pending)):
             admitted.append(draft)

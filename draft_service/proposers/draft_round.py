@@ -1,5 +1,6 @@
 """One session's draft of one round, while it grows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from draft_service.proposers.base import ProposeInput, SessionKey
@@ -13,6 +14,7 @@ class DraftRound:
 
     item: ProposeInput
     num_wanted: int  # drafts
+    tokens: Sequence[int]  # that the model's rows stand for; its last has none yet
     num_granted: int = 0  # drafts that there is memory for
     pending: list[int] = field(default_factory=list)  # tokens that have no row yet and are fed next
     num_fed: int = 0  # of the pending ones, in the next forward
