@@ -32,6 +32,7 @@ class BatchItem:
     num_cached_tokens: int
     block_ids: Sequence[int]
     num_logits_rows: int
+    states: torch.Tensor | None = None  # float32 [n, E], what a head reads beside each token
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class ForwardBatch:
     cu_seqlens_q: tuple[int, ...]  # [N+1]: sequence n owns tokens cu_seqlens_q[n]..cu_seqlens_q[n+1]
     context_lens: tuple[int, ...]  # [N]: rows of the sequence after this step
     logits_rows: torch.Tensor  # int64 [R] -> token
+    states: torch.Tensor | None = None  # float32 [P, E] of a head, rows T..P-1 as those of token_ids
 
     @property
     def num_tokens(self) -> int:
@@ -75,9 +77,10 @@ def build_forward_batch(items: Sequence[BatchItem], block_size: int) -> ForwardB
     first = np.asarray(context_lens) - cu_seqlens_q[1:]
     positions = (np.arange(num_tokens) + first[sequence_rows]).astype(np.int32)
     slots = block_tables[sequence_rows, positions // block_size] * block_size + positions % block_size
+    num_padding = num_linear_rows(num_tokens) - num_tokens
     wanted = [np.arange(end - item.num_logits_rows, end) for item, end in zip(items, cu_seqlens_q[1:], strict=True)]
     return ForwardBatch(
-        token_ids=torch.from_numpy(np.pad(token_ids, (0, num_linear_rows(num_tokens) - num_tokens), mode="edge")),
+        token_ids=torch.from_numpy(np.pad(token_ids, (0, num_padding), mode="edge")),
         positions=torch.from_numpy(positions),
         sequence_rows=torch.from_numpy(sequence_rows),
         slot_mapping=torch.from_numpy(slots.astype(np.int32)),
@@ -85,4 +88,14 @@ def build_forward_batch(items: Sequence[BatchItem], block_size: int) -> ForwardB
         cu_seqlens_q=tuple(int(i) for i in cu_seqlens_q),
         context_lens=tuple(context_lens),
         logits_rows=torch.from_numpy(np.concatenate(wanted).astype(np.int64)),
+        states=_states(items, num_padding),
     )
+
+
+def _states(items: Sequence[BatchItem], num_padding: int) -> torch.Tensor | None:
+    """Those of all items and of the padding; None where they have none."""
+    states = [item.states for item in items if item.states is not None]
+    if not states:
+        return None
+    assert len(states) == len(items)
+    return torch.cat([*states, states[-1][-1:].expand(num_padding, -1)])

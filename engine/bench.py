@@ -20,6 +20,7 @@ from engine.backends.torch_loading import DTYPES, load_torch_engine
 from engine.bare_forward import BareForward
 from engine.bench_report import machine_lines, quartiles, table
 from engine.models.config import LoadedModel, ModelFileError
+from engine.models.llama import LlamaModel
 from engine.models.loading import load_model
 from tandem.models import ModelNotFoundError, resolve_model
 from tandem.serving.options import make_parser
@@ -62,6 +63,7 @@ def _measure(engine: TorchEngine, batch_size: int, width: int, runs: int, contex
     generator = torch.Generator().manual_seed(width)
     prompts = torch.randint(vocab_size, (batch_size, context_len), generator=generator)
     tokens = torch.randint(vocab_size, (batch_size, width), generator=generator)
+    assert isinstance(engine.model, LlamaModel)
     bare = BareForward(engine.model, batch_size, context_len + width)
     bare(prompts, 0)
     sequences = [engine.create() for _ in range(batch_size)]

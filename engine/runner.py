@@ -6,14 +6,14 @@ from engine.backends.base import HiddenCapture
 from engine.batch import ForwardBatch
 from engine.kernels.base import LayerKernels
 from engine.kv.cache import KvCache
-from engine.models.llama import LlamaModel
+from engine.models.decoder import DecoderModel
 from engine.sampling.sampler import finite_argmax
 
 
 class ModelRunner:
     """A model, its key-value memory and the kernels it runs on."""
 
-    def __init__(self, model: LlamaModel, cache: KvCache, kernels: LayerKernels) -> None:
+    def __init__(self, model: DecoderModel, cache: KvCache, kernels: LayerKernels) -> None:
         self.model = model
         self.cache = cache
         self.kernels = kernels

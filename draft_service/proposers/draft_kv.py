@@ -49,8 +49,7 @@ class DraftKv:
             common_prefix_len(sequence.token_ids, committed_token_ids),
             len(committed_token_ids) - 1,
         )
-        self._engine.truncate(sequence.sequence_id, num_kept)
-        del sequence.token_ids[num_kept:]
+        self.truncate(key, num_kept)
         return list(committed_token_ids[num_kept:])
 
     def sequence_id(self, key: SessionKey) -> SequenceId:
@@ -73,6 +72,12 @@ class DraftKv:
     def appended(self, key: SessionKey, token_ids: Sequence[int]) -> None:
         """A forward has appended rows for these tokens."""
         self._sequences[key].token_ids.extend(token_ids)
+
+    def truncate(self, key: SessionKey, num_rows: int) -> None:
+        """Drop the session's rows past so many; a no-op when there are fewer."""
+        sequence = self._sequences[key]
+        self._engine.truncate(sequence.sequence_id, num_rows)
+        del sequence.token_ids[num_rows:]
 
     def evict_idle(self) -> bool:
         """Free the rows of the idle session that drafted longest ago; False when there is none.

@@ -82,12 +82,12 @@ class ModelProposer:
         """
         rounds = [DraftRound(item, self._num_wanted(item), self._tokens_of(item)) for item in batch]
         planned = plan_batch(self.kv, rounds, self._max_step_tokens)
-        lost = {draft.key for draft in planned if not self._prepare(draft)}
-        for key in lost:
-            self.kv.release(key)
-        planned = drafting = [draft for draft in planned if draft.key not in lost]
-        behind = {draft.key for draft in drafting if draft.is_behind}
         with torch.inference_mode():  # an engine's logits may be inference tensors, and sampling overwrites them
+            lost = self._begin(planned)
+            for key in lost:
+                self.kv.release(key)
+            planned = drafting = [draft for draft in planned if draft.key not in lost]
+            behind = {draft.key for draft in drafting if draft.is_behind}
             while drafting:
                 self._step(drafting)
                 drafting = [draft for draft in drafting if draft.key not in behind and draft.wants_more]
@@ -112,9 +112,9 @@ class ModelProposer:
         """The tokens that rows stand for, at least one; the next draft follows the last, which has no row yet."""
         return item.committed_token_ids
 
-    def _prepare(self, draft: DraftRound) -> bool:  # noqa: ARG002 - for those that read more than tokens
-        """Get ready what the first forward reads for a round; False when something is missing that was lost."""
-        return True
+    def _begin(self, planned: Sequence[DraftRound]) -> set[SessionKey]:  # noqa: ARG002 - for who reads more than tokens
+        """Get ready what the first forward reads -> the sessions for which something is missing that was lost."""
+        return set()
 
     def _input(self, draft: DraftRound) -> SequenceInput:
         """The round's part of the next forward."""

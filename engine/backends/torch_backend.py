@@ -19,7 +19,7 @@ from engine.kernels.base import LayerKernels
 from engine.kv.block_pool import BlockPool
 from engine.kv.cache import KvCache
 from engine.kv.sequences import KvSequences
-from engine.models.llama import LlamaModel
+from engine.models.decoder import DecoderModel
 from engine.runner import ModelRunner
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class TorchEngine:
 
     def __init__(
         self,
-        model: LlamaModel,
+        model: DecoderModel,
         kernels: LayerKernels,
         *,
         num_blocks: int,
@@ -62,7 +62,7 @@ class TorchEngine:
         return self._capabilities
 
     @property
-    def model(self) -> LlamaModel:
+    def model(self) -> DecoderModel:
         """The built model the engine runs."""
         return self._runner.model
 

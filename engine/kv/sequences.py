@@ -102,7 +102,7 @@ class KvSequences:
             for item, table in zip(inputs, tables, strict=True):
                 self._copy_blocks(table.append(item.token_ids))
             items = [
-                BatchItem(ids, cached, table.block_ids, item.num_logits_rows)
+                BatchItem(ids, cached, table.block_ids, item.num_logits_rows, item.states)
                 for item, ids, cached, table in zip(inputs, tokens, lengths_before, tables, strict=True)
             ]
             result = forward(items)
@@ -135,6 +135,8 @@ class KvSequences:
             seen.add(item.sequence_id)
             if count == 0:
                 raise EngineError(f"{name}: a step needs at least one token")
+            if item.states is not None and len(item.states) != count:
+                raise EngineError(f"{name}: {len(item.states)} states for {count} tokens")
             if not 0 <= item.num_logits_rows <= count:
                 raise EngineError(f"{name}: num_logits_rows must be 0..{count}, got {item.num_logits_rows}")
             if ids.min() < 0 or ids.max() >= limits.vocab_size:

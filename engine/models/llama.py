@@ -81,12 +81,25 @@ class LlamaModel:
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor, kernels: LayerKernels) -> Iterator[torch.Tensor]:
         """Logits of these rows of `hidden`, [at most MAX_HEAD_ROWS, V] at a time, in the model's dtype."""
-        for chunk in torch.split(rows, MAX_HEAD_ROWS) if len(rows) else ():
-            num_rows = len(chunk)
-            selected = hidden[F.pad(chunk, (0, max(0, MIN_ROWS - num_rows)))]
-            normed = selected.to(self.dtype)
-            kernels.add_rms_norm(selected, None, self.final_norm, self.config.rms_norm_eps, normed)
-            yield self.head(normed)[:num_rows]
+        return head_logits(hidden, rows, kernels, self.final_norm, self.config.rms_norm_eps, self.head, self.dtype)
+
+
+def head_logits(
+    hidden: torch.Tensor,
+    rows: torch.Tensor,
+    kernels: LayerKernels,
+    norm: torch.Tensor,
+    eps: float,
+    head: Linear,
+    dtype: torch.dtype,
+) -> Iterator[torch.Tensor]:
+    """The final norm and the head on these rows of `hidden`, at most MAX_HEAD_ROWS at a time."""
+    for chunk in torch.split(rows, MAX_HEAD_ROWS) if len(rows) else ():
+        num_rows = len(chunk)
+        selected = hidden[F.pad(chunk, (0, max(0, MIN_ROWS - num_rows)))]
+        normed = selected.to(dtype)
+        kernels.add_rms_norm(selected, None, norm, eps, normed)
+        yield head(normed)[:num_rows]
 
 
 def build_llama(model: LoadedModel, dtype: torch.dtype, linear: LinearType, max_context: int) -> LlamaModel:

@@ -1,0 +1,1 @@
+"""Small networks that draft from a target's hidden states."""

@@ -1,0 +1,87 @@
+"""Random heads for tiny targets, and what they must compute, written down as plainly as it goes."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from engine.heads.artefact import Artefact, target_identity
+from engine.heads.eagle import eagle_shapes
+from engine.models.config import LoadedModel, ModelConfig
+from engine.models.llama import build_rotary
+
+LAYERS = (1, 2)
+
+
+def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, torch.Tensor]:
+    """Norms around 1, matrices around 0."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, shape in shapes.items():
+        noise = torch.randn(shape, generator=generator)
+        tensors[name] = 1 + 0.1 * noise if "norm" in name else noise / shape[-1] ** 0.5
+    return tensors
+
+
+def random_eagle(target: LoadedModel, num_ids: int = 100, seed: int = 0) -> Artefact:
+    """A head that drafts every ids but the first few of the target's."""
+    vocab_size = target.config.vocab_size
+    return Artefact(
+        kind="eagle",
+        target=target_identity(target),
+        layers=LAYERS,
+        token_ids=torch.arange(vocab_size - num_ids, vocab_size),
+        tensors=random_tensors(eagle_shapes(target.config, len(LAYERS)), seed),
+        recipe={"seed": seed},
+        path="random",
+    )
+
+
+class NaiveEagle:
+    """The head by its definition: every row from the start, no cache. Float32."""
+
+    def __init__(self, artefact: Artefact, target: LoadedModel) -> None:
+        self._tensors = artefact.tensors
+        self._config: ModelConfig = target.config
+        self._embedding = target.weights["model.embed_tokens.weight"]
+        head = self._embedding if target.config.tie_word_embeddings else target.weights["lm_head.weight"]
+        self._head = head[artefact.token_ids]
+        self._ids = artefact.token_ids.tolist()
+        self._rotary = build_rotary(target.config, 512)
+
+    def greedy(self, tokens: Sequence[int], states: torch.Tensor, num_drafts: int) -> list[int]:
+        """Drafts after `tokens`; `states` [rows, L, E] of the target, one row fewer than tokens."""
+        fused = states.flatten(1) @ self._tensors["fuse"].T
+        fed = list(tokens[1:])
+        drafts: list[int] = []
+        for _ in range(num_drafts):
+            own = self._layer(fed, fused)[-1:]
+            logits = self._norm(own, "final_norm") @ self._head.T
+            drafts.append(self._ids[int(logits.argmax())])
+            fed.append(drafts[-1])
+            fused = torch.cat([fused, own])
+        return drafts
+
+    def _layer(self, fed: Sequence[int], states: torch.Tensor) -> torch.Tensor:
+        """Rows [n, E] of these tokens and the states before them."""
+        config, num_rows = self._config, len(fed)
+        embedded = F.embedding(torch.tensor(fed), self._embedding)
+        both = torch.cat([self._norm(embedded, "token_norm"), self._norm(states, "state_norm")], dim=-1)
+        heads = (both @ self._tensors["qkv"].T).view(num_rows, -1, config.head_dim).transpose(0, 1)
+        sizes = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+        query, key, value = torch.split(heads, sizes)
+        groups = config.num_heads // config.num_kv_heads
+        key, value = self._rotated(key).repeat_interleave(groups, 0), value.repeat_interleave(groups, 0)
+        attended = F.scaled_dot_product_attention(self._rotated(query), key, value, is_causal=True)
+        out = states + attended.transpose(0, 1).flatten(1) @ self._tensors["attention_out"].T
+        gate, up = (self._norm(out, "mlp_norm") @ self._tensors["gate_up"].T).chunk(2, dim=-1)
+        return out + (F.silu(gate) * up) @ self._tensors["down"].T
+
+    def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return F.rms_norm(x, x.shape[-1:], self._tensors[name], self._config.rms_norm_eps)
+
+    def _rotated(self, heads: torch.Tensor) -> torch.Tensor:
+        num_rows = heads.shape[1]
+        cos, sin = self._rotary.cos[:num_rows], self._rotary.sin[:num_rows]
+        low, high = heads.chunk(2, dim=-1)
+        return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
