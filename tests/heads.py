@@ -5,10 +5,14 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.nn.functional as F
 
+from draft_service.proposers.base import ProposeInput, SessionKey
 from engine.heads.artefact import Artefact, target_identity
 from engine.heads.eagle import eagle_shapes
+from engine.heads.mtp import mtp_shapes
 from engine.models.config import LoadedModel, ModelConfig
 from engine.models.llama import build_rotary
+from tandem.types import HiddenStates
+from tests.draft.support import make_spec
 
 LAYERS = (1, 2)
 
@@ -35,6 +39,39 @@ def random_eagle(target: LoadedModel, num_ids: int = 100, seed: int = 0) -> Arte
         recipe={"seed": seed},
         path="random",
     )
+
+
+def random_mtp(target: LoadedModel, num_ids: int = 100, num_steps: int = 3, seed: int = 0) -> Artefact:
+    """As `random_eagle`, from the target's last layer."""
+    return Artefact(
+        kind="mtp",
+        target=target_identity(target),
+        layers=(target.config.num_layers,),
+        token_ids=torch.arange(target.config.vocab_size - num_ids, target.config.vocab_size),
+        tensors=random_tensors(mtp_shapes(target.config, 48, num_steps), seed),
+        recipe={"seed": seed},
+        path="random",
+    )
+
+
+def naive_mtp(
+    artefact: Artefact, target: LoadedModel, token_id: int, state: torch.Tensor, num_drafts: int
+) -> list[int]:
+    """Greedy drafts after a token, from the target's last state [E] of the row before it."""
+    tensors, eps = artefact.tensors, target.config.rms_norm_eps
+    embedding = target.weights["model.embed_tokens.weight"]
+    head = embedding if target.config.tie_word_embeddings else target.weights["lm_head.weight"]
+    drafts: list[int] = []
+    for number in range(num_drafts):
+        step = min(number, len(tensors["final_norms"]) - 1)
+        token = F.rms_norm(embedding[token_id], (len(state),), tensors["token_norms"][step], eps)
+        both = torch.cat([token, F.rms_norm(state, (len(state),), tensors["state_norms"][step], eps)])
+        gate, up = (tensors["gate_up"] @ both).chunk(2)
+        state = state + tensors["down"] @ (F.silu(gate) * up)
+        logits = head[artefact.token_ids] @ F.rms_norm(state, (len(state),), tensors["final_norms"][step], eps)
+        token_id = int(artefact.token_ids[int(logits.argmax())])
+        drafts.append(token_id)
+    return drafts
 
 
 class NaiveEagle:
@@ -85,3 +122,26 @@ class NaiveEagle:
         cos, sin = self._rotary.cos[:num_rows], self._rotary.sin[:num_rows]
         low, high = heads.chunk(2, dim=-1)
         return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
+
+
+class StatesOf:
+    """A made-up sequence and a target's states of it, so many layers of them."""
+
+    def __init__(self, seed: int, num_layers: int, size: int = 64, vocab_size: int = 160) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.states = torch.randn(256, num_layers, size, generator=generator).bfloat16()
+        self.tokens = torch.randint(vocab_size, (256,), generator=generator).tolist()
+
+    def rows(self, first: int, end: int) -> tuple[HiddenStates, ...]:
+        """In chunks of three."""
+        return tuple(
+            HiddenStates(
+                at, min(3, end - at), self.states[at : min(at + 3, end)].view(torch.int16).numpy().tobytes()
+            )
+            for at in range(first, end, 3)
+        )
+
+    def input(self, key: int, length: int, first_row: int = 0, num_drafts: int = 3) -> ProposeInput:
+        spec = make_spec(self.tokens[:2], max_tokens=200)
+        rows = self.rows(first_row, length - 1)
+        return ProposeInput(SessionKey(key), spec, tuple(self.tokens[:length]), num_drafts, rows)

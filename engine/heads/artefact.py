@@ -1,6 +1,6 @@
 """A trained head in a directory: `head.json` says what it is and for which target, `head.safetensors` has its tensors.
 
-Matrices are int8 with one scale an output row, everything else float32; what the head takes from its target (the
+Matrices are int8 with one scale an output row, norms float32; what the head takes from its target (the
 embedding, rows of the output head) is not in it. `head.json` has the checksum of the tensors and one of the target's
 embedding, so that a damaged file and another target are refused before anything is drafted.
 
@@ -86,11 +86,20 @@ def target_identity(target: LoadedModel) -> dict[str, Any]:
     }
 
 
+def target_ends(
+    target: LoadedModel, token_ids: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a head takes from its target: the embedding [V, E], and the output head's rows of these ids [U, E]."""
+    embedding = target.weights["model.embed_tokens.weight"].to(dtype)
+    head = embedding if target.config.tie_word_embeddings else target.weights["lm_head.weight"].to(dtype)
+    return embedding, head[token_ids].contiguous()
+
+
 def save_artefact(artefact: Artefact, directory: Path) -> None:
     """Write the directory; matrices are rounded to int8."""
     stored: dict[str, torch.Tensor] = {_TOKEN_IDS: artefact.token_ids.to(torch.int32)}
     for name, tensor in artefact.tensors.items():
-        if tensor.dim() == 2:
+        if tensor.dim() == 2 and "norm" not in name:
             stored[name], stored[name + _SCALE] = quantised(tensor)
         else:
             stored[name] = tensor.float().contiguous()

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from engine.backends.base import EngineError
 from engine.batch import MIN_ROWS, ForwardBatch
-from engine.heads.artefact import Artefact
+from engine.heads.artefact import Artefact, target_ends
 from engine.kernels.base import LayerKernels, RotaryTable
 from engine.kv.cache import KvCache
 from engine.models.config import LoadedModel, ModelConfig
@@ -108,8 +108,7 @@ def build_eagle(
     """The head over its target; ArtefactError for another kind, another target, or tensors of other shapes."""
     artefact.check(KIND, target, eagle_shapes(target.config, len(artefact.layers)))
     config = replace(target.config, num_layers=1, attention_bias=False, qk_norm=False, max_context=max_context)
-    embedding = target.weights["model.embed_tokens.weight"].to(dtype)
-    output = embedding if target.config.tie_word_embeddings else target.weights["lm_head.weight"].to(dtype)
+    embedding, output = target_ends(target, artefact.token_ids, dtype)
     tensors = artefact.tensors
 
     def packed(name: str) -> Linear:
@@ -130,6 +129,6 @@ def build_eagle(
         gate_up=packed("gate_up"),
         down=packed("down"),
         final_norm=tensors["final_norm"],
-        head=linear(output[artefact.token_ids].contiguous(), None),
+        head=linear(output, None),
         rotary=build_rotary(config, max_context),
     )

@@ -32,7 +32,7 @@ class DecoderModel(Protocol):
         kernels: LayerKernels,
         on_layer: Callable[[int, torch.Tensor], None] | None = None,
     ) -> torch.Tensor:
-        """Run every layer, writing the cache -> the residual stream, float32 [P, E], before the final norm.
+        """Run every layer, writing the cache -> what `logits` reads: the residual stream, float32 [P, E].
 
         `on_layer` is shown the stream after each number of layers, 1 to all of them; it is overwritten afterwards.
         """

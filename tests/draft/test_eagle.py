@@ -17,10 +17,10 @@ from engine.backends.torch_backend import TorchEngine
 from engine.heads.eagle import build_eagle
 from engine.kernels.cpu_reference import TorchKernels
 from engine.models.linear import PackedLinear
-from tandem.types import HiddenStates, Proposal, SessionSpec
-from tests.draft.support import coupled_spec, make_spec
+from tandem.types import Proposal, SessionSpec
+from tests.draft.support import coupled_spec
 from tests.fixtures.tiny_models import tiny_model
-from tests.heads import LAYERS, NaiveEagle, random_eagle
+from tests.heads import LAYERS, NaiveEagle, StatesOf, random_eagle
 
 TARGET = tiny_model("llama")
 ARTEFACT = random_eagle(TARGET)
@@ -36,27 +36,11 @@ def make(
     return EagleProposer(engine, head, ModelIdentity("eagle", hidden_states=NEED), max_step_tokens)
 
 
-class Target:
-    """Made-up states, the same for the same row of the same sequence."""
+class Target(StatesOf):
+    """With the right drafts."""
 
     def __init__(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.states = torch.randn(256, len(LAYERS), NEED.size, generator=generator).bfloat16()
-        self.tokens = torch.randint(160, (256,), generator=generator).tolist()
-
-    def rows(self, first: int, end: int) -> tuple[HiddenStates, ...]:
-        """In chunks of three."""
-        return tuple(
-            HiddenStates(
-                at, min(3, end - at), self.states[at : min(at + 3, end)].view(torch.int16).numpy().tobytes()
-            )
-            for at in range(first, end, 3)
-        )
-
-    def input(self, key: int, length: int, first_row: int = 0, num_drafts: int = 3) -> ProposeInput:
-        spec = make_spec(self.tokens[:2], max_tokens=200)
-        rows = self.rows(first_row, length - 1)
-        return ProposeInput(SessionKey(key), spec, tuple(self.tokens[:length]), num_drafts, rows)
+        super().__init__(seed, len(LAYERS))
 
     def drafts(self, length: int, num_drafts: int = 3) -> Proposal:
         states = self.states[: length - 1].float()

@@ -1,0 +1,32 @@
+"""Proposer `mtp`: a recurrent head drafts several tokens from the target's last hidden state.
+
+It reads one state a round, that of the row before the last committed token. Its rows are the round's own steps, and a
+row's position is the number of its step.
+"""
+
+from collections.abc import Sequence
+
+from draft_service.proposers.base import ProposeInput
+from draft_service.proposers.draft_round import DraftRound
+from draft_service.proposers.head_base import HeadProposer, load_head
+from draft_service.proposers.kind import ProposerSettings
+from engine.heads.mtp import KIND, build_mtp
+
+
+class MtpProposer(HeadProposer):
+    """Drafts with an `MtpHead`."""
+
+    def _tokens_of(self, item: ProposeInput) -> Sequence[int]:
+        return item.committed_token_ids[-1:]
+
+    def _first_row(self, draft: DraftRound) -> int:
+        return len(draft.item.committed_token_ids) - 2
+
+    def _finish(self, draft: DraftRound) -> None:
+        self.kv.truncate(draft.key, 0)
+
+
+def load_mtp(settings: ProposerSettings) -> MtpProposer:
+    """See `load_head`."""
+    loaded = load_head(settings, KIND, build_mtp)
+    return MtpProposer(loaded.engine, loaded.head, loaded.identity, loaded.max_step_tokens)
