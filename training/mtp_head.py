@@ -1,0 +1,58 @@
+"""The head of proposer `mtp` as it is trained: a recurrent network over the target's last hidden state.
+
+Letters: B documents, T anchors of each (a token whose state is known, and whose next token is), E hidden size, I inner
+size, S steps with norms of their own.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from engine.models.config import LoadedModel, ModelConfig
+from training.target_parts import TargetParts
+
+
+class MtpModule(nn.Module):
+    """Trained weights alone; the target's parts are passed in."""
+
+    def __init__(self, config: ModelConfig, num_steps: int, inner: int) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.config = config
+        self.token_norms = nn.Parameter(torch.ones(num_steps, hidden))
+        self.state_norms = nn.Parameter(torch.ones(num_steps, hidden))
+        self.final_norms = nn.Parameter(torch.ones(num_steps, hidden))
+        self.gate_up = nn.Linear(2 * hidden, 2 * inner, bias=False)
+        self.down = nn.Linear(inner, hidden, bias=False)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What engine/heads/mtp.py is built from."""
+        return {name.removesuffix(".weight"): tensor.detach() for name, tensor in self.state_dict().items()}
+
+    @torch.no_grad()
+    def begin_as(self, target: LoadedModel, parts: TargetParts) -> None:  # noqa: ARG002 - as the other heads'
+        """Start from the target's last state and its last norm, with nothing added."""
+        self.final_norms.copy_(parts.final_norm.expand_as(self.final_norms))
+        self.down.weight.zero_()
+
+    def unroll(
+        self, parts: TargetParts, states: torch.Tensor, next_ids: torch.Tensor, num_steps: int
+    ) -> Iterator[torch.Tensor]:
+        """As `EagleModule.unroll`; of the states it reads the last layer's."""
+        state, size = states[:, :, -1], (self.config.hidden_size,)
+        eps = self.config.rms_norm_eps
+        for step in range(num_steps):
+            row = min(step, len(self.final_norms) - 1)
+            tokens = F.embedding(torch.roll(next_ids, -step, dims=1), parts.embedding)
+            both = torch.cat(
+                [
+                    F.rms_norm(tokens, size, self.token_norms[row], eps),
+                    F.rms_norm(state, size, self.state_norms[row], eps),
+                ],
+                dim=-1,
+            )
+            gate, up = self.gate_up(both).chunk(2, dim=-1)
+            state = state + self.down(F.silu(gate) * up)
+            yield F.rms_norm(state, size, self.final_norms[row], eps)
