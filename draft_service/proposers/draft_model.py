@@ -6,16 +6,12 @@ is its own draft agrees with itself in every position.
 Letters: A sessions whose next draft a forward decides, V vocabulary.
 """
 
-import time
-from collections.abc import Callable
-
 import torch
 
 from draft_service.proposers.kind import ProposerError, ProposerSettings
-from draft_service.proposers.model_base import ModelIdentity, ModelProposer
+from draft_service.proposers.model_base import Drafting, ModelIdentity, ModelProposer, drafting_of
 from engine.backends.base import SpeculativeEngine
 from engine.backends.registry import load_engine
-from tandem.defaults import MAX_STEP_TOKENS
 
 
 class DraftModelProposer(ModelProposer):
@@ -26,16 +22,15 @@ class DraftModelProposer(ModelProposer):
         engine: SpeculativeEngine,
         model_id: str = "",
         vocab_hash: str = "",
-        max_step_tokens: int = MAX_STEP_TOKENS,
+        drafting: Drafting = Drafting(),  # noqa: B008 - frozen
         num_token_ids: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`num_token_ids`: ids of the vocabulary, fewer than the engine's where its output head is padded.
 
         Padding is never drafted: the target's may be shorter, and refusing a sampled draft for its value would bias
-        `rejection`. `clock` (seconds) tells which sessions are idle.
+        `rejection`.
         """
-        super().__init__(engine, ModelIdentity("draft_model", model_id, vocab_hash), max_step_tokens, clock)
+        super().__init__(engine, ModelIdentity("draft_model", model_id, vocab_hash), drafting)
         self.num_token_ids = num_token_ids or engine.capabilities.vocab_size
 
     def _in_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
@@ -56,6 +51,6 @@ def load_draft_model(settings: ProposerSettings) -> DraftModelProposer:
         loaded.engine,
         loaded.model_id,
         loaded.vocabulary.id_bytes_hash,
-        settings.engine.max_step_tokens,
+        drafting_of(settings),
         loaded.vocabulary.vocab_size,
     )

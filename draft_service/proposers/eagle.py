@@ -26,4 +26,4 @@ class EagleProposer(HeadProposer):
 def load_eagle(settings: ProposerSettings) -> EagleProposer:
     """See `load_head`."""
     loaded = load_head(settings, KIND, build_eagle)
-    return EagleProposer(loaded.engine, loaded.head, loaded.identity, loaded.max_step_tokens)
+    return EagleProposer(loaded.engine, loaded.head, loaded.identity, loaded.drafting)

@@ -7,7 +7,6 @@ Letters: A sessions whose next draft a forward decides, L layers of the target, 
 the reduced one.
 """
 
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import torch
 from draft_service.proposers.base import HiddenStatesNeed, ProposeInput, SessionKey
 from draft_service.proposers.draft_round import DraftRound
 from draft_service.proposers.kind import ProposerError, ProposerSettings
-from draft_service.proposers.model_base import ModelIdentity, ModelProposer
+from draft_service.proposers.model_base import Drafting, ModelIdentity, ModelProposer, drafting_of
 from engine.backends.base import HiddenCapture, SequenceInput, SpeculativeEngine
 from engine.backends.torch_backend import TorchEngine
 from engine.backends.torch_loading import DTYPES
@@ -29,7 +28,6 @@ from engine.models.config import LoadedModel, ModelFileError
 from engine.models.decoder import DecoderModel
 from engine.models.linear import ChunkedLinear, LinearType, PackedLinear, packed_linear_is_available
 from engine.models.loading import load_model
-from tandem.defaults import MAX_STEP_TOKENS
 from tandem.models import ModelNotFoundError, resolve_model
 from tandem.vocabulary import Vocabulary, VocabularyError
 
@@ -63,11 +61,10 @@ class HeadProposer(ModelProposer):
         engine: SpeculativeEngine,
         head: Head,
         identity: ModelIdentity,
-        max_step_tokens: int = MAX_STEP_TOKENS,
-        clock: Callable[[], float] = time.monotonic,
+        drafting: Drafting = Drafting(),  # noqa: B008 - frozen
     ) -> None:
         """`engine` runs `head`."""
-        super().__init__(engine, identity, max_step_tokens, clock)
+        super().__init__(engine, identity, drafting)
         self._head = head
         self._states: dict[SessionKey, torch.Tensor] = {}  # float32 [n, E]: what the next forward reads
 
@@ -140,7 +137,7 @@ class LoadedHead:
     engine: TorchEngine
     head: Head
     identity: ModelIdentity
-    max_step_tokens: int
+    drafting: Drafting
 
 
 def load_head(settings: ProposerSettings, proposer: str, build: BuildHead) -> LoadedHead:
@@ -174,4 +171,4 @@ def load_head(settings: ProposerSettings, proposer: str, build: BuildHead) -> Lo
     settings.limits.check_memory(engine.kv_usage())
     need = HiddenStatesNeed(head.layers, head.config.hidden_size)
     identity = ModelIdentity(proposer, directory.name, vocabulary.id_bytes_hash, need)
-    return LoadedHead(engine, head, identity, settings.engine.max_step_tokens)
+    return LoadedHead(engine, head, identity, drafting_of(settings))

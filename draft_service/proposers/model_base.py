@@ -26,6 +26,7 @@ from draft_service.proposers.base import (
 from draft_service.proposers.draft_kv import DraftKv
 from draft_service.proposers.draft_room import plan_batch
 from draft_service.proposers.draft_round import DraftRound
+from draft_service.proposers.kind import ProposerSettings
 from engine.backends.base import HiddenCapture, SequenceInput, SpeculativeEngine, require_speculation
 from engine.sampling.draft_sampler import sample_drafts
 from engine.sampling.processors import argmax_decides
@@ -45,6 +46,24 @@ class ModelIdentity:
     hidden_states: HiddenStatesNeed | None = None  # of the target
 
 
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """How a model drafts."""
+
+    max_step_tokens: int = MAX_STEP_TOKENS  # of one forward
+    min_confidence: float = 0.0  # a session's drafts end where no token is as likely as this
+    clock: Callable[[], float] = time.monotonic  # seconds; tells which sessions are idle
+
+
+def drafting_of(settings: ProposerSettings) -> Drafting:
+    """As configured, of a proposer whose model was named; ValueError for a confidence that cannot be."""
+    assert settings.engine is not None
+    min_confidence = float(settings.options.min_confidence)
+    if not 0.0 <= min_confidence < 1.0:
+        raise ValueError(f"--min-confidence {min_confidence:g} is outside [0, 1)")
+    return Drafting(settings.engine.max_step_tokens, min_confidence)
+
+
 class ModelProposer:
     """Drafts with an engine that can truncate; what differs from model to model is overridden."""
 
@@ -52,15 +71,13 @@ class ModelProposer:
         self,
         engine: SpeculativeEngine,
         identity: ModelIdentity,
-        max_step_tokens: int = MAX_STEP_TOKENS,
-        clock: Callable[[], float] = time.monotonic,
+        drafting: Drafting = Drafting(),
     ) -> None:
-        """`clock` (seconds) tells which sessions are idle."""
         require_speculation(engine.capabilities)
-        self.kv = DraftKv(engine, clock)
+        self.kv = DraftKv(engine, drafting.clock)
         self._engine = engine
         self._identity = identity
-        self._max_step_tokens = max_step_tokens
+        self._drafting = drafting
         self._num_shrunk = 0
 
     @property
@@ -81,7 +98,7 @@ class ModelProposer:
         None, and lacks that much less the next time.
         """
         rounds = [DraftRound(item, self._num_wanted(item), self._tokens_of(item)) for item in batch]
-        planned = plan_batch(self.kv, rounds, self._max_step_tokens)
+        planned = plan_batch(self.kv, rounds, self._drafting.max_step_tokens)
         with torch.inference_mode():  # an engine's logits may be inference tensors, and sampling overwrites them
             lost = self._begin(planned)
             for key in lost:
@@ -167,8 +184,13 @@ class ModelProposer:
         if not ready:
             self._engine.advance(inputs, capture)
             return []
-        if not all(argmax_decides(draft.item.spec, draft.next_row.output_len) for draft in ready):
-            return _sample(self._in_vocabulary(self._engine.forward_per_position_logits(inputs, capture)), ready)
+        min_confidence = self._drafting.min_confidence
+        needs_logits = min_confidence > 0.0 or not all(
+            argmax_decides(draft.item.spec, draft.next_row.output_len) for draft in ready
+        )
+        if needs_logits:
+            logits = self._in_vocabulary(self._engine.forward_per_position_logits(inputs, capture))
+            return _sample(logits, ready, min_confidence)
         # int64 [A]
         argmax: list[int] = self._engine.forward_per_position_argmax(inputs, capture).tolist()
         for draft, index in zip(ready, argmax, strict=True):
@@ -177,13 +199,15 @@ class ModelProposer:
         return [(index if index < 0 else self._token_id(index), None) for index in argmax]
 
 
-def _sample(logits: torch.Tensor, ready: list[DraftRound]) -> list[tuple[int, DraftProbs | None]]:
-    """Raw logits [A, V] -> each session's next draft; -1 where they are not finite."""
+def _sample(
+    logits: torch.Tensor, ready: list[DraftRound], min_confidence: float
+) -> list[tuple[int, DraftProbs | None]]:
+    """Raw logits [A, V] -> each session's next draft; -1 where they are not finite, or no token is likely enough."""
     is_finite: list[bool] = torch.isfinite(logits.amax(dim=-1)).tolist()
     rows = [draft.next_row for draft, is_good in zip(ready, is_finite, strict=True) if is_good]
     if len(rows) < len(ready):
         logits = logits[torch.tensor(is_finite)]
-    sampled = zip(*sample_drafts(logits, rows), strict=True)
+    sampled = zip(*sample_drafts(logits, rows, min_confidence), strict=True)
     drafted: list[tuple[int, DraftProbs | None]] = []
     for draft, is_good in zip(ready, is_finite, strict=True):
         if is_good:

@@ -29,4 +29,4 @@ class MtpProposer(HeadProposer):
 def load_mtp(settings: ProposerSettings) -> MtpProposer:
     """See `load_head`."""
     loaded = load_head(settings, KIND, build_mtp)
-    return MtpProposer(loaded.engine, loaded.head, loaded.identity, loaded.max_step_tokens)
+    return MtpProposer(loaded.engine, loaded.head, loaded.identity, loaded.drafting)

@@ -5,6 +5,7 @@ import argparse
 from draft_service.proposers import ngram, suffix, synthetic
 from draft_service.proposers.base import INTERFACE_VERSION, Proposer, ProposerCapabilities
 from draft_service.proposers.kind import ProposerError, ProposerKind, ProposerSettings
+from draft_service.proposers.model_options import add_model_options
 
 
 def _load_draft_model(settings: ProposerSettings) -> Proposer:
@@ -36,6 +37,7 @@ def proposer_names() -> list[str]:
 def add_proposer_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --proposer, and each proposer's own options."""
     parser.add_argument("--proposer", default="ngram", help=f"one of: {', '.join(proposer_names())}")
+    add_model_options(parser.add_argument_group("proposers with a model"))
     for name in proposer_names():
         _KINDS[name].add_options(parser.add_argument_group(f"proposer {name}"))
 

@@ -18,15 +18,24 @@ from tandem.rng import Stream
 from tandem.types import MAX_SPARSE_ENTRIES, DraftProbs, DraftProbsTransport
 
 
-def sample_drafts(logits: torch.Tensor, rows: Sequence[Row]) -> tuple[list[int], list[DraftProbs | None]]:
+def sample_drafts(
+    logits: torch.Tensor, rows: Sequence[Row], min_confidence: float = 0.0
+) -> tuple[list[int], list[DraftProbs | None]]:
     """Raw logits float32 [N, V] -> a draft token a row, and what it was drawn from; overwrites `logits`.
 
     Greedy and coupled sessions get the token that the target would choose from these logits, with its own noise.
     Ratio-test sessions get a draw of the round's DRAFT stream from the probabilities that are returned, which must be
     sent as they are: all of them (`full`), at most 128 (`sparse`), or the likeliest token alone (`one_hot`).
+    A row whose likeliest token has less than `min_confidence` gets -1, no draft. That is decided before anything is
+    drawn: withdrawing a draft for its own value would bias a ratio test.
     """
     processed = process(logits, rows)
-    drafts = [_sample_draft(processed[index], row) for index, row in enumerate(rows)]
+    is_sure = [True] * len(rows)
+    if min_confidence > 0.0:
+        is_sure = (torch.softmax(processed, dim=-1).amax(dim=-1) >= min_confidence).tolist()
+    drafts = [
+        _sample_draft(processed[index], row) if is_sure[index] else (-1, None) for index, row in enumerate(rows)
+    ]
     return [token_id for token_id, _ in drafts], [draft_probs for _, draft_probs in drafts]
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from draft_service.limits import DraftLimits
 from draft_service.proposers.base import ProposeInput, SessionKey
 from draft_service.proposers.draft_model import DraftModelProposer
+from draft_service.proposers.model_base import Drafting
 from draft_service.service import DraftService, DraftStream, Result
 from engine.backends.toy_backend import ToyEngine, hashed_logits
 from tandem.types import Proposal, SessionSpec
@@ -59,7 +60,7 @@ class RecordingProposer(DraftModelProposer):
     """Keeps each session's last input, and adds up what was wanted and not made."""
 
     def __init__(self, engine: ToyEngine, max_step_tokens: int, clock: Callable[[], float]) -> None:
-        super().__init__(engine, max_step_tokens=max_step_tokens, clock=clock)
+        super().__init__(engine, drafting=Drafting(max_step_tokens, clock=clock))
         self.inputs: dict[SessionKey, ProposeInput] = {}
         self.num_missing = 0
 

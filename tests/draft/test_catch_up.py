@@ -7,6 +7,7 @@ import pytest
 from draft_service.limits import DraftLimits
 from draft_service.proposers.base import ProposeInput, Proposer
 from draft_service.proposers.draft_model import DraftModelProposer
+from draft_service.proposers.model_base import Drafting
 from engine.backends.toy_backend import ToyEngine, hashed_logits
 from tandem.types import ErrorCode, Proposal
 from tests.draft.clock import run_with_clock, settled, skip
@@ -119,7 +120,7 @@ class Recorder(DraftModelProposer):
     """Which sessions each batch had."""
 
     def __init__(self, engine: ToyEngine, max_step_tokens: int) -> None:
-        super().__init__(engine, max_step_tokens=max_step_tokens)
+        super().__init__(engine, drafting=Drafting(max_step_tokens))
         self.batches: list[list[int]] = []
 
     def propose(self, batch: Sequence[ProposeInput]) -> list[Proposal | None]:

@@ -9,6 +9,7 @@ import torch
 from draft_service.limits import DraftLimits
 from draft_service.proposers.base import ProposeInput, SessionKey
 from draft_service.proposers.draft_model import DraftModelProposer
+from draft_service.proposers.model_base import Drafting
 from engine.backends.base import HiddenCapture, SequenceInput
 from engine.backends.toy_backend import ToyEngine, hashed_logits
 from tandem.types import Proposal, SessionSpec
@@ -161,7 +162,7 @@ def test_abort_or_disconnect_at_any_point_leaks_no_memory_and_changes_no_neighbo
     point: str, how: str
 ) -> None:
     toy = HeldEngine()
-    proposer = DraftModelProposer(toy, max_step_tokens=STEP_TOKENS)
+    proposer = DraftModelProposer(toy, drafting=Drafting(STEP_TOKENS))
     expected = [draft(bench(), make_spec(NEIGHBOUR), tokens) for tokens in (NEIGHBOUR, (*NEIGHBOUR, 9))]
 
     async def leave(server: Running, gone: Peer) -> None:

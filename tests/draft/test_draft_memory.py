@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from draft_service.limits import IDLE_S
 from draft_service.proposers.base import ProposeInput, SessionKey
 from draft_service.proposers.draft_model import DraftModelProposer
+from draft_service.proposers.model_base import Drafting
 from engine.backends.toy_backend import ToyEngine, hashed_logits
 from tandem.types import Proposal
 from tests.draft.support import VOCAB, make_spec
@@ -38,7 +39,7 @@ class Bench:
             block_size=self.block_size,
             prefix_cache=self.prefix_cache,
         )
-        self.proposer = DraftModelProposer(self.engine, clock=lambda: self.now_s)
+        self.proposer = DraftModelProposer(self.engine, drafting=Drafting(clock=lambda: self.now_s))
 
     def draft(self, *batch: tuple[int, Sequence[int]], k: int = K) -> list[int]:
         """One batch of (key, committed tokens) -> how many drafts each got, all of them what anybody would draft."""

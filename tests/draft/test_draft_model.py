@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from draft_service.proposers.base import ProposeInput, SessionKey
 from draft_service.proposers.draft_kv import common_prefix_len
 from draft_service.proposers.draft_model import DraftModelProposer
+from draft_service.proposers.model_base import Drafting
 from engine.backends.base import HiddenCapture, SequenceInput, UnsupportedEngineError
 from engine.backends.toy_backend import ToyEngine, hashed_logits, scripted_logits
 from tandem.rng import F32
@@ -157,7 +158,7 @@ def test_plain_greedy_sessions_take_the_argmax_path_and_one_that_samples_takes_a
 
 def test_a_long_prompt_is_caught_up_a_chunk_a_batch_while_the_others_get_their_drafts() -> None:
     toy = ToyEngine(LOGITS, VOCAB)
-    proposer = DraftModelProposer(toy, max_step_tokens=8)
+    proposer = DraftModelProposer(toy, drafting=Drafting(max_step_tokens=8))
     prompts = [[1] * 20, [2] * 3]
     long, short = (
         ProposeInput(SessionKey(index), make_spec(prompt), prompt, 2) for index, prompt in enumerate(prompts)
@@ -173,7 +174,7 @@ def test_a_long_prompt_is_caught_up_a_chunk_a_batch_while_the_others_get_their_d
 
 def test_sessions_that_have_much_to_catch_up_share_the_step() -> None:
     toy = ToyEngine(LOGITS, VOCAB)
-    proposer = DraftModelProposer(toy, max_step_tokens=10)
+    proposer = DraftModelProposer(toy, drafting=Drafting(max_step_tokens=10))
     batch = [ProposeInput(SessionKey(key), make_spec([key] * 12), [key] * 12, 2) for key in (1, 2)]
     num_batches = 1
     while (answers := proposer.propose(batch)) == [None, None]:

@@ -12,7 +12,7 @@ from draft_service.proposers.base import (
     SessionKey,
 )
 from draft_service.proposers.eagle import EagleProposer
-from draft_service.proposers.model_base import ModelIdentity
+from draft_service.proposers.model_base import Drafting, ModelIdentity
 from engine.backends.torch_backend import TorchEngine
 from engine.heads.eagle import build_eagle
 from engine.kernels.cpu_reference import TorchKernels
@@ -33,7 +33,7 @@ def make(
 ) -> EagleProposer:
     head = build_eagle(ARTEFACT, TARGET, torch.float32, PackedLinear, max_context)
     engine = TorchEngine(head, TorchKernels(), num_blocks=num_blocks, block_size=4)
-    return EagleProposer(engine, head, ModelIdentity("eagle", hidden_states=NEED), max_step_tokens)
+    return EagleProposer(engine, head, ModelIdentity("eagle", hidden_states=NEED), Drafting(max_step_tokens))
 
 
 class Target(StatesOf):

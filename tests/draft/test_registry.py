@@ -40,7 +40,7 @@ def test_a_draft_model_needs_a_model_and_room_for_a_whole_batch_in_one_step() ->
 
 
 def test_a_draft_model_is_loaded_with_its_vocabulary_and_drafts() -> None:
-    proposer = load_proposer("draft_model", ProposerSettings(DraftLimits(max_batch=8), TOY))
+    proposer = load_proposer("draft_model", ProposerSettings(DraftLimits(max_batch=8), TOY, own_options().options))
     capabilities = proposer.capabilities
     assert (capabilities.name, capabilities.model.vocab_size, capabilities.model.backend) == (
         "draft_model",

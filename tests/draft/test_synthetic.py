@@ -13,6 +13,7 @@ from draft_service.limits import DraftLimits
 from draft_service.proposers.base import ProposeInput, SessionKey
 from draft_service.proposers.draft_model import DraftModelProposer
 from draft_service.proposers.kind import ProposerSettings
+from draft_service.proposers.model_base import Drafting
 from draft_service.proposers.registry import load_proposer
 from draft_service.proposers.synthetic import SyntheticProposer, parse_rates
 from engine.backends.settings import EngineSettings
@@ -23,6 +24,7 @@ from target_service.step import StepItem, StepPlan
 from target_service.verifier import Verifier
 from tests.draft.support import VOCAB, StubProposer, coupled_spec, make_spec
 from tests.draft.wire import Peer, error_of, open_item, running
+from tests.every_proposer import own_options
 from tests.sampling.helpers import worst_deviation
 from tests.target.harness import plain_decode
 
@@ -36,7 +38,7 @@ LOGITS = hashed_logits(VOCAB)
 def synthetic(logits_of: LogitsOf, rates: Sequence[float] = RATES) -> SyntheticProposer:
     """A draft model with the target's logits, spoilt."""
     engine = ToyEngine(logits_of, VOCAB, num_blocks=1 << 16, max_context=1 << 16)
-    return SyntheticProposer(DraftModelProposer(engine, max_step_tokens=1024), VOCAB, rates)
+    return SyntheticProposer(DraftModelProposer(engine, drafting=Drafting(1024)), VOCAB, rates)
 
 
 class Rounds:
@@ -194,7 +196,9 @@ def test_it_frees_what_its_draft_model_keeps() -> None:
 
 def test_it_is_loaded_by_name_with_the_target_model_and_its_rates() -> None:
     engine = EngineSettings(backend="toy", toy="hashed:vocab=32,seed=3")
-    settings = ProposerSettings(DraftLimits(max_batch=8), engine, argparse.Namespace(acceptance_rates=(0.9, 0.8)))
+    settings = ProposerSettings(
+        DraftLimits(max_batch=8), engine, own_options("--acceptance-rates", "0.9,0.8").options
+    )
     capabilities = load_proposer("synthetic", settings).capabilities
     assert (capabilities.name, capabilities.model.vocab_size) == ("synthetic", 32)
     assert capabilities.transports == {DraftProbsTransport.ONE_HOT, DraftProbsTransport.COUPLED}

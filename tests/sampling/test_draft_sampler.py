@@ -125,3 +125,17 @@ def test_the_tie_rule_holds_at_the_drafter() -> None:
     assert sample_drafts(logits.clone(), [Row(make_spec(REJECTION, ONE_HOT), PROMPT)])[0] == [1]
     request = VerifyRows(greedy, PROMPT, Proposal((1,)))
     assert verify(logits.repeat(2, 1), [request]) == [Decision(1, 1)]
+
+
+@pytest.mark.parametrize("policy", [REJECTION, COUPLED])
+def test_a_row_that_is_not_sure_enough_has_no_draft_whatever_would_have_been_drawn(
+    policy: VerificationPolicy,
+) -> None:
+    logits = torch.tensor([0.5, 0.3, 0.2]).log().repeat(8, 1)
+    transport = DraftProbsTransport.COUPLED if policy is COUPLED else SPARSE
+    rows = [Row(make_spec(policy, transport), (1, *range(length))) for length in range(8)]
+    drafts, sent = sample_drafts(logits.clone(), rows, 0.51)
+    assert (drafts, sent) == ([-1] * 8, [None] * 8)
+    surely, _ = sample_drafts(logits.clone(), rows, 0.49)
+    assert surely == sample_drafts(logits.clone(), rows)[0]
+    assert len(set(surely)) > 1

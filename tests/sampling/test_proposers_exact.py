@@ -11,6 +11,7 @@ import torch
 
 from draft_service.proposers.base import ProposeInput, Proposer, SessionKey
 from draft_service.proposers.draft_model import DraftModelProposer
+from draft_service.proposers.model_base import Drafting
 from engine.backends.toy_backend import ToyEngine
 from tandem.rng import F32
 from tandem.types import DraftProbsTransport, Proposal, SessionSpec, VerificationPolicy
@@ -39,24 +40,25 @@ class ProposersRounds(Rounds):
     ) -> None:
         super().__init__(spec, target, target, num_drafts)
         self._proposer = proposer
-        self.num_drafted = 0
+        self.num_drafted = self.num_wanted = 0
 
     def _proposals(self, committed: Prefix, num_drafts: int, seen: Knowledge) -> list[Branch[Proposal]]:
         return branches(partial(self._propose, committed, num_drafts), seen)
 
     def _propose(self, committed: Prefix, num_drafts: int) -> Proposal:
         (proposal,) = self._proposer.propose([ProposeInput(SessionKey(1), self._spec, committed, num_drafts)])
-        assert proposal is not None
+        assert isinstance(proposal, Proposal)
+        self.num_wanted += num_drafts
         self.num_drafted += len(proposal.draft_token_ids)
         return proposal
 
 
-def draft_model() -> DraftModelProposer:
+def draft_model(min_confidence: float = 0.0) -> DraftModelProposer:
     def logits_of(token_ids: Sequence[int]) -> F32:
         logits: torch.Tensor = DRAFT(tuple(token_ids[len(PROMPT) :]))
         return logits.numpy()
 
-    return DraftModelProposer(ToyEngine(logits_of, VOCAB))
+    return DraftModelProposer(ToyEngine(logits_of, VOCAB), drafting=Drafting(min_confidence=min_confidence))
 
 
 @pytest.mark.parametrize(("name", "policy", "transport"), CASES)
@@ -66,6 +68,16 @@ def test_two_rounds_emit_plain_decodings_distribution(
     rounds = ProposersRounds(make_registered(name, draft_model), make_spec(policy, transport), TARGET, (2, 2))
     assert rounds.deviation() < 1e-9
     assert rounds.num_drafted > 0
+
+
+@pytest.mark.parametrize("policy", [VerificationPolicy.REJECTION, VerificationPolicy.BLOCK])
+@pytest.mark.parametrize("transport", [DraftProbsTransport.SPARSE, DraftProbsTransport.ONE_HOT])
+def test_ending_drafts_where_the_model_is_not_sure_keeps_the_distribution(
+    policy: VerificationPolicy, transport: DraftProbsTransport
+) -> None:
+    rounds = ProposersRounds(draft_model(0.65), make_spec(policy, transport), TARGET, (3, 2))
+    assert rounds.deviation() < 1e-9
+    assert 0.1 * rounds.num_wanted < rounds.num_drafted < 0.9 * rounds.num_wanted
 
 
 def test_every_proposer_that_serves_a_ratio_test_is_a_case() -> None:

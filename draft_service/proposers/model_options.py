@@ -1,0 +1,22 @@
+"""The options that proposers with a model share; free of torch, so that they can be read before it is loaded."""
+
+from pathlib import Path
+
+from draft_service.proposers.kind import OptionGroup
+
+
+def add_model_options(group: OptionGroup) -> None:
+    """Add --min-confidence and --head."""
+    group.add_argument(
+        "--min-confidence",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="a session's drafts end where the model gives no token this probability; 0: never (the default)",
+    )
+    group.add_argument(
+        "--head",
+        type=Path,
+        metavar="DIR",
+        help="of eagle and mtp: a trained head; --model names the target that it was trained for",
+    )
