@@ -15,6 +15,7 @@ from draft_service.proposers.registry import add_proposer_arguments, load_propos
 from draft_service.proposers.synthetic import SyntheticProposer
 from engine.backends.toy_backend import ToyEngine, hashed_logits
 from tandem.types import DraftProbsTransport, VerificationPolicy
+from tests import heads
 
 NAMES = tuple(proposer_names())
 ACCEPTANCE_RATES = (0.9, 0.6)  # of what is synthetic
@@ -23,6 +24,8 @@ _ON_A_MODEL: Mapping[str, Callable[[DraftModelProposer], Proposer]] = MappingPro
     {
         "draft_model": lambda drafts: drafts,
         "synthetic": lambda drafts: SyntheticProposer(drafts, drafts.num_token_ids, ACCEPTANCE_RATES),
+        "eagle": lambda drafts: heads.untrained_eagle(drafts.capabilities.model),
+        "mtp": lambda drafts: heads.untrained_mtp(drafts.capabilities.model),
     }
 )
 

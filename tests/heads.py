@@ -5,13 +5,20 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.nn.functional as F
 
-from draft_service.proposers.base import ProposeInput, SessionKey
+from draft_service.proposers.base import HiddenStatesNeed, ProposeInput, SessionKey
+from draft_service.proposers.eagle import EagleProposer
+from draft_service.proposers.head_base import Head
+from draft_service.proposers.model_base import ModelIdentity
+from draft_service.proposers.mtp import MtpProposer
+from engine.backends.torch_backend import TorchEngine
 from engine.heads.artefact import Artefact, target_identity
-from engine.heads.eagle import eagle_shapes
-from engine.heads.mtp import mtp_shapes
+from engine.heads.eagle import build_eagle, eagle_shapes
+from engine.heads.mtp import build_mtp, mtp_shapes
+from engine.kernels.cpu_reference import TorchKernels
 from engine.models.config import LoadedModel, ModelConfig
+from engine.models.linear import PackedLinear
 from engine.models.llama import build_rotary
-from tandem.types import HiddenStates
+from tandem.types import HiddenStates, ModelInfo
 from tests.draft.support import make_spec
 
 LAYERS = (1, 2)
@@ -72,6 +79,50 @@ def naive_mtp(
         token_id = int(artefact.token_ids[int(logits.argmax())])
         drafts.append(token_id)
     return drafts
+
+
+def stand_in(model: ModelInfo) -> LoadedModel:
+    """What a head needs to know of a target of these sizes; its embedding is random."""
+    config = ModelConfig(
+        family="llama",
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        intermediate_size=2 * model.hidden_size,
+        num_layers=model.num_layers,
+        num_heads=model.hidden_size // 8,
+        num_kv_heads=1,
+        head_dim=8,
+        rms_norm_eps=1e-5,
+        rope_theta=10_000.0,
+        max_context=1024,
+        tie_word_embeddings=True,
+    )
+    generator = torch.Generator().manual_seed(5)
+    embedding = torch.randn(model.vocab_size, model.hidden_size, generator=generator)
+    return LoadedModel(config, {"model.embed_tokens.weight": embedding})
+
+
+def untrained_eagle(model: ModelInfo) -> EagleProposer:
+    """For a target of these sizes: wrong nearly always, which must cost nothing but time."""
+    target = stand_in(model)
+    head = build_eagle(random_eagle(target, model.vocab_size), target, torch.float32, PackedLinear, 1024)
+    return EagleProposer(_engine(head), head, _identity("eagle", head, model))
+
+
+def untrained_mtp(model: ModelInfo) -> MtpProposer:
+    """As `untrained_eagle`."""
+    target = stand_in(model)
+    head = build_mtp(random_mtp(target, model.vocab_size), target, torch.float32, PackedLinear, 1024)
+    return MtpProposer(_engine(head), head, _identity("mtp", head, model))
+
+
+def _engine(head: Head) -> TorchEngine:
+    return TorchEngine(head, TorchKernels(), num_blocks=2048, block_size=4)
+
+
+def _identity(name: str, head: Head, model: ModelInfo) -> ModelIdentity:
+    need = HiddenStatesNeed(head.layers, head.config.hidden_size)
+    return ModelIdentity(name, "untrained", model.vocab_hash, need)
 
 
 class NaiveEagle:

@@ -77,6 +77,14 @@ def rows_of(token_ids: Sequence[int], layers: Sequence[int] = LAYERS) -> dict[in
     return {row: states[row].view(torch.int16).numpy().tobytes() for row in range(len(token_ids))}
 
 
+def states_before(token_ids: Sequence[int], need: HiddenStatesNeed | None) -> tuple[HiddenStates, ...]:
+    """What a proposer with this need is given with a round of these committed tokens."""
+    if need is None or len(token_ids) < 2:
+        return ()
+    rows = rows_of(token_ids[:-1], need.layers)
+    return (HiddenStates(0, len(rows), b"".join(rows.values())),)
+
+
 def rows_in(chunks: Iterable[HiddenStates]) -> dict[int, bytes]:
     """What has come, by row; AssertionError when a row came twice with other states."""
     rows: dict[int, bytes] = {}

@@ -149,6 +149,7 @@ def load_head(settings: ProposerSettings, proposer: str, build: BuildHead) -> Lo
     if settings.engine is None or directory is None:
         raise ProposerError("needs a head and its target: name them with --head DIR and --model")
     settings.limits.check_step(settings.engine.max_step_tokens)
+    drafting = drafting_of(settings)
     try:
         path = resolve_model(settings.engine.model)
         vocabulary, target = Vocabulary.load(path), load_model(path)
@@ -171,4 +172,4 @@ def load_head(settings: ProposerSettings, proposer: str, build: BuildHead) -> Lo
     settings.limits.check_memory(engine.kv_usage())
     need = HiddenStatesNeed(head.layers, head.config.hidden_size)
     identity = ModelIdentity(proposer, directory.name, vocabulary.id_bytes_hash, need)
-    return LoadedHead(engine, head, identity, drafting_of(settings))
+    return LoadedHead(engine, head, identity, drafting)

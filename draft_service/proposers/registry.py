@@ -14,11 +14,25 @@ def _load_draft_model(settings: ProposerSettings) -> Proposer:
     return load_draft_model(settings)
 
 
+def _load_eagle(settings: ProposerSettings) -> Proposer:
+    from draft_service.proposers.eagle import load_eagle  # torch
+
+    return load_eagle(settings)
+
+
+def _load_mtp(settings: ProposerSettings) -> Proposer:
+    from draft_service.proposers.mtp import load_mtp  # torch
+
+    return load_mtp(settings)
+
+
 _KINDS = {
     "ngram": ngram.KIND,
     "suffix": suffix.KIND,
     "draft_model": ProposerKind(_load_draft_model),
     "synthetic": synthetic.KIND,
+    "eagle": ProposerKind(_load_eagle),
+    "mtp": ProposerKind(_load_mtp),
 }
 
 

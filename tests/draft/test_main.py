@@ -17,7 +17,15 @@ from tests.every_proposer import NAMES
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--proposer", "eagle"], f"unknown proposer 'eagle'; there are: {', '.join(NAMES)}"),
+        (["--proposer", "medusa"], f"unknown proposer 'medusa'; there are: {', '.join(NAMES)}"),
+        (
+            ["--proposer", "eagle"],
+            "proposer 'eagle': needs a head and its target: name them with --head DIR and --model",
+        ),
+        (
+            ["--proposer", "mtp", "--model", "x", "--head", "y", "--min-confidence", "1"],
+            "--min-confidence 1 is outside",
+        ),
         (["--min-ngram-size", "4", "--max-ngram-size", "3"], "min_ngram_size 4 is more than max_ngram_size 3"),
         (["--address", "0.0.0.0:0"], "pass --insecure"),
         (["--address", "nowhere"], "HOST:PORT"),

@@ -23,8 +23,8 @@ def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_name_lists_what_there_is() -> None:
-    with pytest.raises(ProposerError, match=f"unknown proposer 'eagle'; there are: {', '.join(NAMES)}"):
-        load_proposer("eagle", ProposerSettings())
+    with pytest.raises(ProposerError, match=f"unknown proposer 'medusa'; there are: {', '.join(NAMES)}"):
+        load_proposer("medusa", ProposerSettings())
 
 
 def test_contradicting_ngram_sizes_are_refused_naming_both() -> None:
@@ -65,7 +65,7 @@ def test_a_proposer_that_the_services_cannot_serve_is_refused_by_name_with_what_
 
     register_proposer("demanding", ProposerKind(lambda settings: Demanding()))
     problem = "proposes trees, which the target does not verify"
-    with pytest.raises(ProposerError, match=f"'demanding' {problem}.*; there are: demanding, draft_model, ngram"):
+    with pytest.raises(ProposerError, match=f"'demanding' {problem}.*; there are: demanding, draft_model, eagle"):
         load_proposer("demanding", ProposerSettings())
 
 

@@ -16,6 +16,7 @@ from engine.backends.toy_backend import ToyEngine
 from tandem.rng import F32
 from tandem.types import DraftProbsTransport, Proposal, SessionSpec, VerificationPolicy
 from tests.every_proposer import NAMES, make_registered, serves
+from tests.hidden import states_before
 from tests.sampling.enumeration import Branch, Knowledge, branches
 from tests.sampling.helpers import PROMPT, make_spec
 from tests.sampling.rounds import Rounds
@@ -46,7 +47,10 @@ class ProposersRounds(Rounds):
         return branches(partial(self._propose, committed, num_drafts), seen)
 
     def _propose(self, committed: Prefix, num_drafts: int) -> Proposal:
-        (proposal,) = self._proposer.propose([ProposeInput(SessionKey(1), self._spec, committed, num_drafts)])
+        states = states_before(committed, self._proposer.capabilities.hidden_states)
+        (proposal,) = self._proposer.propose(
+            [ProposeInput(SessionKey(1), self._spec, committed, num_drafts, states)]
+        )
         assert isinstance(proposal, Proposal)
         self.num_wanted += num_drafts
         self.num_drafted += len(proposal.draft_token_ids)
