@@ -14,6 +14,7 @@ from engine.backends.torch_backend import TorchEngine
 from engine.heads.artefact import Artefact, target_identity
 from engine.heads.eagle import build_eagle, eagle_shapes
 from engine.heads.mtp import build_mtp, mtp_shapes
+from engine.heads.shallow import shallow_shapes
 from engine.kernels.cpu_reference import TorchKernels
 from engine.models.config import LoadedModel, ModelConfig
 from engine.models.linear import PackedLinear
@@ -79,6 +80,19 @@ def naive_mtp(
         token_id = int(artefact.token_ids[int(logits.argmax())])
         drafts.append(token_id)
     return drafts
+
+
+def random_shallow(target: LoadedModel, num_ids: int = 100, seed: int = 0) -> Artefact:
+    """A draft model of two layers of the target's shape."""
+    return Artefact(
+        kind="shallow",
+        target=target_identity(target),
+        layers=LAYERS,
+        token_ids=torch.arange(target.config.vocab_size - num_ids, target.config.vocab_size),
+        tensors=random_tensors(shallow_shapes(target.config, len(LAYERS)), seed),
+        recipe={"seed": seed},
+        path="random",
+    )
 
 
 def stand_in(model: ModelInfo) -> LoadedModel:

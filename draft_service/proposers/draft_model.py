@@ -10,8 +10,10 @@ import torch
 
 from draft_service.proposers.kind import ProposerError, ProposerSettings
 from draft_service.proposers.model_base import Drafting, ModelIdentity, ModelProposer, drafting_of
+from draft_service.proposers.over_target import read_over_target
 from engine.backends.base import SpeculativeEngine
 from engine.backends.registry import load_engine
+from engine.heads.shallow import build_shallow
 
 
 class DraftModelProposer(ModelProposer):
@@ -40,8 +42,16 @@ class DraftModelProposer(ModelProposer):
         return index if index < self.num_token_ids else -1
 
 
-def load_draft_model(settings: ProposerSettings) -> DraftModelProposer:
-    """Load the model that was named; ProposerError without one, ValueError when it cannot serve the limits."""
+def load_draft_model(settings: ProposerSettings) -> ModelProposer:
+    """The model that was named, or with --head the trained one over that model's ends.
+
+    ProposerError without a model, ValueError when it cannot serve the limits.
+    """
+    return load_whole_model(settings) if settings.options.head is None else _load_shallow(settings)
+
+
+def load_whole_model(settings: ProposerSettings) -> DraftModelProposer:
+    """Load the model that was named; raises as `load_draft_model`."""
     if settings.engine is None:
         raise ProposerError("needs a model: name one with --model (for `tandem up`: --draft-model)")
     settings.limits.check_step(settings.engine.max_step_tokens)
@@ -54,3 +64,11 @@ def load_draft_model(settings: ProposerSettings) -> DraftModelProposer:
         drafting_of(settings),
         loaded.vocabulary.vocab_size,
     )
+
+
+def _load_shallow(settings: ProposerSettings) -> ModelProposer:
+    """See `read_over_target` and `build_shallow`."""
+    parts = read_over_target(settings)
+    built = build_shallow(parts.artefact, parts.target, parts.dtype, parts.linear, parts.max_context)
+    identity = ModelIdentity("draft_model", parts.name, parts.vocabulary.id_bytes_hash)
+    return ModelProposer(parts.engine_of(built.model), identity, parts.drafting, built.token_ids)

@@ -10,7 +10,8 @@ from draft_service.proposers.base import ProposeInput
 from draft_service.proposers.draft_round import DraftRound
 from draft_service.proposers.head_base import HeadProposer, load_head
 from draft_service.proposers.kind import ProposerSettings
-from engine.heads.eagle import KIND, build_eagle
+from draft_service.proposers.over_target import OverTarget
+from engine.heads.eagle import KIND, EagleHead, build_eagle
 
 
 class EagleProposer(HeadProposer):
@@ -25,5 +26,8 @@ class EagleProposer(HeadProposer):
 
 def load_eagle(settings: ProposerSettings) -> EagleProposer:
     """See `load_head`."""
-    loaded = load_head(settings, KIND, build_eagle)
-    return EagleProposer(loaded.engine, loaded.head, loaded.identity, loaded.drafting)
+    return EagleProposer(*load_head(settings, KIND, _build))
+
+
+def _build(parts: OverTarget) -> EagleHead:
+    return build_eagle(parts.artefact, parts.target, parts.dtype, parts.linear, parts.max_context)

@@ -1,4 +1,4 @@
-"""What proposers share that draft with a head over the target's hidden states, and how one is loaded.
+"""What proposers share that draft with a head over the target's hidden states.
 
 A head reads a token and a state a row. Its first forward of a round reads the target's states, further ones its own.
 Rows of drafts are dropped when the drafts are made; the next round feeds what was accepted with the target's states.
@@ -9,27 +9,18 @@ the reduced one.
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from draft_service.proposers.base import HiddenStatesNeed, ProposeInput, SessionKey
 from draft_service.proposers.draft_round import DraftRound
-from draft_service.proposers.kind import ProposerError, ProposerSettings
-from draft_service.proposers.model_base import Drafting, ModelIdentity, ModelProposer, drafting_of
+from draft_service.proposers.kind import ProposerSettings
+from draft_service.proposers.model_base import Drafting, ModelIdentity, ModelProposer
+from draft_service.proposers.over_target import OverTarget, read_over_target
 from engine.backends.base import HiddenCapture, SequenceInput, SpeculativeEngine
 from engine.backends.torch_backend import TorchEngine
-from engine.backends.torch_loading import DTYPES
-from engine.heads.artefact import Artefact, load_artefact
-from engine.kernels.choice import choose_kernels
-from engine.models.config import LoadedModel, ModelFileError
 from engine.models.decoder import DecoderModel
-from engine.models.linear import ChunkedLinear, LinearType, PackedLinear, packed_linear_is_available
-from engine.models.loading import load_model
-from tandem.models import ModelNotFoundError, resolve_model
-from tandem.vocabulary import Vocabulary, VocabularyError
 
 KV_MEMORY_BYTES = 64 << 20  # by default: a row of a head takes little
 _OWN_LAYER = (1,)
@@ -64,7 +55,7 @@ class HeadProposer(ModelProposer):
         drafting: Drafting = Drafting(),  # noqa: B008 - frozen
     ) -> None:
         """`engine` runs `head`."""
-        super().__init__(engine, identity, drafting)
+        super().__init__(engine, identity, drafting, head.token_ids)
         self._head = head
         self._states: dict[SessionKey, torch.Tensor] = {}  # float32 [n, E]: what the next forward reads
 
@@ -117,59 +108,13 @@ class HeadProposer(ModelProposer):
     def _finish(self, draft: DraftRound) -> None:
         self.kv.truncate(draft.key, len(draft.tokens))
 
-    def _in_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
-        # [A, V]
-        everywhere = logits.new_full((len(logits), self._head.config.vocab_size), -torch.inf)
-        everywhere[:, self._head.token_ids] = logits
-        return everywhere
 
-    def _token_id(self, index: int) -> int:
-        return int(self._head.token_ids[index])
-
-
-BuildHead = Callable[[Artefact, LoadedModel, torch.dtype, LinearType, int], Head]  # the last: most tokens
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedHead:
-    """A head on its engine, and what the handshake says of it."""
-
-    engine: TorchEngine
-    head: Head
-    identity: ModelIdentity
-    drafting: Drafting
-
-
-def load_head(settings: ProposerSettings, proposer: str, build: BuildHead) -> LoadedHead:
-    """The head of --head over the target of --model.
-
-    ProposerError without either, ArtefactError for a head that does not fit, ValueError for limits it cannot serve.
-    """
-    directory: Path | None = settings.options.head
-    if settings.engine is None or directory is None:
-        raise ProposerError("needs a head and its target: name them with --head DIR and --model")
-    settings.limits.check_step(settings.engine.max_step_tokens)
-    drafting = drafting_of(settings)
-    try:
-        path = resolve_model(settings.engine.model)
-        vocabulary, target = Vocabulary.load(path), load_model(path)
-    except (ModelNotFoundError, ModelFileError, VocabularyError) as error:
-        raise ProposerError(f"model {settings.engine.model!r}: {error}") from error
-    if settings.engine.threads is not None:
-        torch.set_num_threads(settings.engine.threads)
-    dtype = DTYPES[settings.engine.dtype]
-    linear = PackedLinear if packed_linear_is_available(dtype) else ChunkedLinear
-    context = min(settings.engine.max_context or target.config.max_context, target.config.max_context)
-    head = build(load_artefact(directory), target, dtype, linear, context)
-    block_size = settings.engine.block_size
-    block_bytes = head.config.kv_bytes_per_token(dtype.itemsize) * block_size
-    engine = TorchEngine(
-        head,
-        choose_kernels(head.config),
-        num_blocks=(settings.engine.kv_memory_bytes or KV_MEMORY_BYTES) // block_bytes,
-        block_size=block_size,
-    )
-    settings.limits.check_memory(engine.kv_usage())
+def load_head(
+    settings: ProposerSettings, proposer: str, build: Callable[[OverTarget], Head]
+) -> tuple[TorchEngine, Head, ModelIdentity, Drafting]:
+    """The head of --head over the target of --model, as a `HeadProposer` is made from; raises as `read_over_target`."""
+    parts = read_over_target(settings)
+    head = build(parts)
     need = HiddenStatesNeed(head.layers, head.config.hidden_size)
-    identity = ModelIdentity(proposer, directory.name, vocabulary.id_bytes_hash, need)
-    return LoadedHead(engine, head, identity, drafting)
+    identity = ModelIdentity(proposer, parts.name, parts.vocabulary.id_bytes_hash, need)
+    return parts.engine_of(head), head, identity, parts.drafting

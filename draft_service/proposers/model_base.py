@@ -72,12 +72,15 @@ class ModelProposer:
         engine: SpeculativeEngine,
         identity: ModelIdentity,
         drafting: Drafting = Drafting(),
+        token_ids: torch.Tensor | None = None,
     ) -> None:
+        """`token_ids`: int64 [U], ascending, the target's ids that the model's logits are of; None for 0 .. U - 1."""
         require_speculation(engine.capabilities)
         self.kv = DraftKv(engine, drafting.clock)
         self._engine = engine
         self._identity = identity
         self._drafting = drafting
+        self._token_ids = token_ids
         self._num_shrunk = 0
 
     @property
@@ -151,11 +154,15 @@ class ModelProposer:
 
     def _in_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
         """The model's logits [A, U] by the target's ids, float32 [A, V]: -inf for an id that is never drafted."""
-        return logits
+        if self._token_ids is None:
+            return logits
+        everywhere = logits.new_full((len(logits), self._engine.capabilities.vocab_size), -torch.inf)
+        everywhere[:, self._token_ids] = logits
+        return everywhere
 
     def _token_id(self, index: int) -> int:
         """The target's id of the model's `index`; -1 for one that is never drafted."""
-        return index
+        return index if self._token_ids is None else int(self._token_ids[index])
 
     def _num_wanted(self, item: ProposeInput) -> int:
         """K, or less where the context ends: K drafts need K - 1 rows more than the tokens."""

@@ -18,5 +18,5 @@ def add_model_options(group: OptionGroup) -> None:
         "--head",
         type=Path,
         metavar="DIR",
-        help="of eagle and mtp: a trained head; --model names the target that it was trained for",
+        help="a trained head (eagle, mtp) or draft model (draft_model); --model names the target that it is for",
     )

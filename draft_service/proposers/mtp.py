@@ -10,7 +10,8 @@ from draft_service.proposers.base import ProposeInput
 from draft_service.proposers.draft_round import DraftRound
 from draft_service.proposers.head_base import HeadProposer, load_head
 from draft_service.proposers.kind import ProposerSettings
-from engine.heads.mtp import KIND, build_mtp
+from draft_service.proposers.over_target import OverTarget
+from engine.heads.mtp import KIND, MtpHead, build_mtp
 
 
 class MtpProposer(HeadProposer):
@@ -28,5 +29,8 @@ class MtpProposer(HeadProposer):
 
 def load_mtp(settings: ProposerSettings) -> MtpProposer:
     """See `load_head`."""
-    loaded = load_head(settings, KIND, build_mtp)
-    return MtpProposer(loaded.engine, loaded.head, loaded.identity, loaded.drafting)
+    return MtpProposer(*load_head(settings, KIND, _build))
+
+
+def _build(parts: OverTarget) -> MtpHead:
+    return build_mtp(parts.artefact, parts.target, parts.dtype, parts.linear, parts.max_context)

@@ -123,11 +123,11 @@ def add_options(group: OptionGroup) -> None:
 
 def load_synthetic(settings: ProposerSettings) -> SyntheticProposer:
     """With the model of `draft_model`'s options, which must be the target's."""
-    from draft_service.proposers.draft_model import load_draft_model  # torch, only for who needs it
+    from draft_service.proposers.draft_model import load_whole_model  # torch, only for who needs it
 
     if settings.options.acceptance_rates is None:
         raise ProposerError(f"needs --acceptance-rates, e.g. {_RATES_EXAMPLE}")
-    right = load_draft_model(settings)
+    right = load_whole_model(settings)
     return SyntheticProposer(right, right.num_token_ids, settings.options.acceptance_rates)
 
 

@@ -34,9 +34,9 @@ def test_contradicting_ngram_sizes_are_refused_naming_both() -> None:
 
 def test_a_draft_model_needs_a_model_and_room_for_a_whole_batch_in_one_step() -> None:
     with pytest.raises(ProposerError, match="'draft_model': needs a model"):
-        load_proposer("draft_model", ProposerSettings())
+        load_proposer("draft_model", own_options())
     with pytest.raises(ProposerError, match="--max-batch 65 is more than --max-step-tokens 64"):
-        load_proposer("draft_model", ProposerSettings(DraftLimits(max_batch=65), TOY))
+        load_proposer("draft_model", ProposerSettings(DraftLimits(max_batch=65), TOY, own_options().options))
 
 
 def test_a_draft_model_is_loaded_with_its_vocabulary_and_drafts() -> None:
