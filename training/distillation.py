@@ -31,10 +31,12 @@ class HeadModule(Protocol):
         """What the head that serves is built from."""
         ...
 
-    def unroll(
-        self, parts: TargetParts, states: torch.Tensor, next_ids: torch.Tensor, num_steps: int
-    ) -> Iterator[torch.Tensor]:
-        """Target states [B, T, L, E] and the token after each, int64 [B, T] -> normed states [B, T, E] of each step."""
+    def unroll(self, parts: TargetParts, batch: "Batch", num_steps: int) -> Iterator[torch.Tensor]:
+        """Normed states [B, T, E] of each step.
+
+        Step j, from 0, at anchor t: the tokens up to t + 1 + j are given, and `TargetParts.logits` of the state are for
+        token t + 2 + j. Anchors whose tokens run past the end are given whatever tokens there are.
+        """
         ...
 
 
@@ -87,7 +89,7 @@ def reduced_vocabulary(corpus: Corpus, documents: Sequence[int], size: int) -> t
 def losses(head: HeadModule, parts: TargetParts, batch: Batch, num_steps: int) -> Iterator[torch.Tensor]:
     """Cross-entropy with the target's distribution over the reduced vocabulary, mean over answers, for each step."""
     next_ids = batch.token_ids[:, 1:]
-    for step, normed in enumerate(head.unroll(parts, batch.states[:, :-1], next_ids, num_steps)):
+    for step, normed in enumerate(head.unroll(parts, batch, num_steps)):
         num_anchors = next_ids.shape[1] - 1 - step
         if num_anchors < 1:
             return
@@ -114,7 +116,7 @@ def acceptance(
         batch = read(corpus, numbers)
         next_ids = batch.token_ids[:, 1:]
         is_right = torch.ones_like(next_ids, dtype=torch.bool)
-        for step, normed in enumerate(head.unroll(parts, batch.states[:, :-1], next_ids, num_steps)):
+        for step, normed in enumerate(head.unroll(parts, batch, num_steps)):
             num_anchors = next_ids.shape[1] - 1 - step
             wanted = batch.is_answer[:, 2 + step :] & is_right[:, :num_anchors]
             drafts = parts.ids[parts.logits(normed[:, :num_anchors][wanted]).argmax(dim=-1)]

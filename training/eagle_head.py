@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.models.config import LoadedModel, ModelConfig
-from engine.models.llama import build_rotary
+from training.distillation import Batch
+from training.heads import Heads
 from training.target_parts import TargetParts
 
 
@@ -37,9 +38,7 @@ class EagleModule(nn.Module):
         self.gate_up = nn.Linear(hidden, 2 * inner, bias=False)
         self.down = nn.Linear(inner, hidden, bias=False)
         self.final_norm = nn.RMSNorm(hidden, config.rms_norm_eps)
-        rotary = build_rotary(config, config.max_context)
-        self.register_buffer("cos", rotary.cos, persistent=False)
-        self.register_buffer("sin", rotary.sin, persistent=False)
+        self.heads = Heads(config)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What engine/heads/eagle.py is built from."""
@@ -65,16 +64,10 @@ class EagleModule(nn.Module):
         self.mlp_norm.weight.copy_(of("post_attention_layernorm"))
         self.final_norm.weight.copy_(parts.final_norm)
 
-    def unroll(
-        self, parts: TargetParts, states: torch.Tensor, next_ids: torch.Tensor, num_steps: int
-    ) -> Iterator[torch.Tensor]:
-        """Target states [B, T, L, E] and the token after each, int64 [B, T] -> normed states [B, T, E] of each step.
-
-        Step j, from 0, at anchor t: the tokens t + 1 to t + 1 + j are given, and `TargetParts.logits` of the state are
-        for token t + 2 + j.
-        Anchors whose tokens run past the end are given whatever tokens there are; leave them out of the loss.
-        """
-        state = self.fuse(states.flatten(2))
+    def unroll(self, parts: TargetParts, batch: Batch, num_steps: int) -> Iterator[torch.Tensor]:
+        """See `HeadModule`."""
+        next_ids = batch.token_ids[:, 1:]
+        state = self.fuse(batch.states[:, :-1].flatten(2))
         keys: list[torch.Tensor] = []
         values: list[torch.Tensor] = []
         for step in range(num_steps):
@@ -90,27 +83,15 @@ class EagleModule(nn.Module):
         keys: list[torch.Tensor],
         values: list[torch.Tensor],
     ) -> torch.Tensor:
-        config = self.config
-        num_tokens = state.shape[1]
         both = torch.cat([self.token_norm(tokens), self.state_norm(state)], dim=-1)
-        heads = self.qkv(both).unflatten(-1, (-1, config.head_dim)).transpose(1, 2)  # [B, H + 2 KH, T, D]
-        query, key, value = heads.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
-        positions = torch.arange(num_tokens) + step
-        keys.append(self._grouped(self._rotated(key, positions)))
-        values.append(self._grouped(value))
-        attended = _attend(self._rotated(query, positions), keys, values)
+        query, key, value = self.heads(self.qkv(both), step)
+        keys.append(key)
+        values.append(value)
+        attended = _attend(query, keys, values)
         state = state + self.attention_out(attended.transpose(1, 2).flatten(2))
         gate, up = self.gate_up(self.mlp_norm(state)).chunk(2, dim=-1)
         result: torch.Tensor = state + self.down(F.silu(gate) * up)
         return result
-
-    def _rotated(self, heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        cos, sin = self.get_buffer("cos")[positions], self.get_buffer("sin")[positions]
-        low, high = heads.chunk(2, dim=-1)
-        return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
-
-    def _grouped(self, heads: torch.Tensor) -> torch.Tensor:
-        return heads.repeat_interleave(self.config.num_heads // self.config.num_kv_heads, dim=1)
 
 
 def _attend(query: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor]) -> torch.Tensor:

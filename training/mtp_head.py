@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.models.config import LoadedModel, ModelConfig
+from training.distillation import Batch
 from training.target_parts import TargetParts
 
 
@@ -37,11 +38,10 @@ class MtpModule(nn.Module):
         self.final_norms.copy_(parts.final_norm.expand_as(self.final_norms))
         self.down.weight.zero_()
 
-    def unroll(
-        self, parts: TargetParts, states: torch.Tensor, next_ids: torch.Tensor, num_steps: int
-    ) -> Iterator[torch.Tensor]:
-        """As `EagleModule.unroll`; of the states it reads the last layer's."""
-        state, size = states[:, :, -1], (self.config.hidden_size,)
+    def unroll(self, parts: TargetParts, batch: Batch, num_steps: int) -> Iterator[torch.Tensor]:
+        """See `HeadModule`; of the states it reads the last layer's."""
+        next_ids = batch.token_ids[:, 1:]
+        state, size = batch.states[:, :-1, -1], (self.config.hidden_size,)
         eps = self.config.rms_norm_eps
         for step in range(num_steps):
             row = min(step, len(self.final_norms) - 1)

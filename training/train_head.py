@@ -1,4 +1,4 @@
-"""`python -m training.train_head eagle|mtp`: train a head, measure it on held-out documents meanwhile, write it."""
+"""`python -m training.train_head KIND`: train a head, measure it on held-out documents meanwhile, write it."""
 
 import argparse
 import math
@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from engine.heads import eagle, mtp
+from engine.heads import eagle, mtp, shallow
 from engine.heads.artefact import Artefact, save_artefact, target_identity
 from engine.models.config import LoadedModel
 from engine.models.loading import load_model
@@ -29,6 +29,7 @@ from training.distillation import (
 )
 from training.eagle_head import EagleModule
 from training.mtp_head import MtpModule
+from training.shallow_model import ShallowModule
 from training.target_parts import TargetParts
 
 NUM_MEASURED = 4  # drafts in a row
@@ -45,6 +46,7 @@ class Recipe:
     vocab: int = 8192
     steps: int = 3  # drafts in a row that are trained
     inner: int = 1024  # of an mtp head
+    depth: int = 3  # layers of a small model
     epochs: float = 1.0
     tokens: int = 2048  # of a batch
     lr: float = 3e-4
@@ -105,7 +107,7 @@ class Training:
         return Artefact(
             kind=self.recipe.kind,
             target=target_identity(self.target),
-            layers=layers_of(self.recipe.kind, self.corpus),
+            layers=layers_of(self.recipe, self.target, self.corpus),
             token_ids=self.parts.ids,
             tensors=self.head.tensors(),
             recipe={**recipe, **figures},
@@ -121,12 +123,17 @@ def make_module(recipe: Recipe, target: LoadedModel, corpus: Corpus) -> HeadModu
     """A head of the recipe's kind."""
     if recipe.kind == eagle.KIND:
         return EagleModule(target.config, len(corpus.layers))
+    if recipe.kind == shallow.KIND:
+        return ShallowModule(target.config, layers_of(recipe, target, corpus))
     return MtpModule(target.config, recipe.steps, recipe.inner)
 
 
-def layers_of(kind: str, corpus: Corpus) -> tuple[int, ...]:
-    """The layers of the target whose states a head of the kind reads."""
-    return corpus.layers if kind == eagle.KIND else corpus.layers[-1:]
+def layers_of(recipe: Recipe, target: LoadedModel, corpus: Corpus) -> tuple[int, ...]:
+    """The layers of the target whose states a head reads; of a small model those that it begins as, evenly spread."""
+    if recipe.kind == shallow.KIND:
+        last = target.config.num_layers - 1
+        return tuple(1 + round(last * index / max(1, recipe.depth - 1)) for index in range(recipe.depth))
+    return corpus.layers if recipe.kind == eagle.KIND else corpus.layers[-1:]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -160,7 +167,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Every option."""
     defaults = Recipe("")
     parser = argparse.ArgumentParser(prog="python -m training.train_head", description=__doc__)
-    parser.add_argument("kind", choices=(eagle.KIND, mtp.KIND))
+    parser.add_argument("kind", choices=(eagle.KIND, mtp.KIND, shallow.KIND))
     parser.add_argument("--model", default="smollm2-135m", help="the target: a name, a directory or a .gguf file")
     parser.add_argument("--corpus", type=Path, required=True, help="directory of training.corpus")
     parser.add_argument("--out", type=Path, required=True, help="directory to write the head to")
@@ -169,6 +176,7 @@ def build_parser() -> argparse.ArgumentParser:
         "vocab": "ids of the reduced vocabulary",
         "steps": "drafts in a row that are trained",
         "inner": "inner size of an mtp head",
+        "depth": "layers of a small model",
         "epochs": "passes over the corpus",
         "tokens": "of a batch",
         "lr": "learning rate at its highest",

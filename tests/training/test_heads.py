@@ -8,11 +8,14 @@ import pytest
 import torch
 
 from engine.backends.base import SequenceInput
+from engine.backends.torch_backend import TorchEngine
 from engine.heads.artefact import load_artefact, save_artefact
 from engine.heads.eagle import build_eagle
 from engine.heads.mtp import build_mtp
+from engine.heads.shallow import build_shallow
+from engine.kernels.cpu_reference import TorchKernels
 from engine.models.linear import PackedLinear
-from tests.engine.engines import tiny_engine
+from tests.engine.engines import logits, tiny_engine
 from tests.fixtures.tiny_models import tiny_model
 from tests.heads import NaiveEagle, naive_mtp
 from training.corpus import Corpus, write
@@ -21,7 +24,7 @@ from training.train_head import Recipe, Training
 
 TARGET = tiny_model("llama")
 LAYERS = (1, 2)
-RECIPE = Recipe("eagle", vocab=90, steps=3, inner=64, tokens=128, lr=3e-3, held_out=2)
+RECIPE = Recipe("eagle", vocab=90, steps=3, inner=64, depth=2, tokens=128, lr=3e-3, held_out=2)
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +72,10 @@ def test_the_reduced_vocabulary_is_of_the_answers(corpus: Corpus) -> None:
     assert all(answers.count(token_id) > 1 for token_id in ids)
 
 
-@pytest.mark.parametrize("kind", ["eagle", "mtp"])
+@pytest.mark.parametrize("kind", ["eagle", "mtp", "shallow"])
 def test_the_loss_falls_and_what_was_trained_on_is_drafted_right(corpus: Corpus, kind: str) -> None:
     """A random target's text has no pattern that held-out documents could share, so acceptance is of the others."""
-    training = Training(replace(RECIPE, kind=kind, epochs=15, lr=1e-2), TARGET, corpus)
+    training = Training(replace(RECIPE, kind=kind, epochs=15, lr=1e-2, depth=1), TARGET, corpus)
     seen = [number for number in range(len(corpus)) if number not in training.held_out]
     before = acceptance(training.head, training.parts, corpus, seen, 3)
     losses = [training.step() for _ in range(training.num_batches)]
@@ -94,7 +97,7 @@ def test_what_serves_drafts_what_was_trained(corpus: Corpus, tmp_path: Path) -> 
         batch = read(corpus, [5])
         tokens, states = batch.token_ids[0].tolist(), batch.states[0]
         with torch.no_grad():
-            steps = list(training.head.unroll(training.parts, batch.states[:, :-1], batch.token_ids[:, 1:], 2))
+            steps = list(training.head.unroll(training.parts, batch, 2))
         for anchor in (4, 11):
             given = tokens[: anchor + 2]
             if kind == "eagle":
@@ -112,3 +115,20 @@ def test_a_run_with_the_same_seed_gives_the_same_head(corpus: Corpus) -> None:
         training.step()
         tensors.append(training.head.tensors())
     assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
+
+
+def test_a_small_model_serves_what_was_trained(corpus: Corpus) -> None:
+    training = Training(replace(RECIPE, kind="shallow"), TARGET, corpus)
+    training.step()
+    artefact = training.artefact(training.measure())
+    assert artefact.layers == (1, 2)
+    built = build_shallow(artefact, TARGET, torch.float32, PackedLinear, 64)
+    engine = TorchEngine(built.model, TorchKernels(), num_blocks=16, block_size=4)
+    batch = read(corpus, [5])
+    tokens = batch.token_ids[0].tolist()
+    served = logits(engine, engine.create(), tokens)
+    with torch.no_grad():
+        steps = list(training.head.unroll(training.parts, batch, 2))
+    for step, normed in enumerate(steps):
+        trained = training.parts.logits(normed[0])
+        torch.testing.assert_close(served[4 + step], trained[3], rtol=1e-4, atol=1e-4)
