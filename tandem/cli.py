@@ -122,6 +122,7 @@ def up(
     dtype: cluster_options.Dtype = "float32",
     proposer: cluster_options.ProposerName = None,
     draft_model: cluster_options.DraftModel = None,
+    head: cluster_options.Head = None,
     prompt_lookup: cluster_options.PromptLookup = True,
     num_draft_tokens: cluster_options.NumDraftTokens = NUM_DRAFT_TOKENS,
     threads: cluster_options.Threads = None,
@@ -161,7 +162,7 @@ def up(
         max_requests=max_requests,
     )
     choice = cluster_options.ClusterChoice(
-        model, dtype, draft_model, prompt_lookup, num_draft_tokens, threads, toy, insecure, passed, proposer
+        model, dtype, draft_model, prompt_lookup, num_draft_tokens, threads, toy, insecure, passed, proposer, head
     )
     try:
         plan = choice.plan(host, port)

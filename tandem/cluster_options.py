@@ -26,6 +26,10 @@ ProposerName = Annotated[
         "Default: draft_model with --draft-model, else ngram.",
     ),
 ]
+Head = Annotated[
+    str | None,
+    typer.Option(metavar="DIR", help="Trained drafts for the target: of --proposer eagle, mtp or draft_model."),
+]
 PromptLookup = Annotated[bool, typer.Option(help="Draft by prompt lookup when there is no draft model.")]
 NumDraftTokens = Annotated[int, typer.Option(min=0, max=MAX_DRAFT_TOKENS, help="Most drafts a round; 0: none.")]
 Threads = Annotated[
@@ -129,6 +133,7 @@ class ClusterChoice:
     insecure: bool = False
     passed: PassedOptions = PassedOptions()
     proposer: str | None = None  # None: as draft_model and prompt_lookup say
+    head: str | None = None  # a directory with what was trained for the target
 
     def plan(self, host: str = "127.0.0.1", port: int = 0) -> ClusterPlan:
         """The orchestrator on `port`, target and draft on the next two; free ports for 0."""
@@ -166,8 +171,12 @@ class ClusterChoice:
     def _draft_arguments(self, common: list[str]) -> list[str] | None:
         if self.proposer is not None and self.draft_model is None and not self.prompt_lookup:
             raise OptionError(f"--no-prompt-lookup means no drafts, and --proposer {self.proposer} means drafts")
+        if self.head is not None and self.proposer is None:
+            raise OptionError(f"--head {self.head} needs --proposer: eagle, mtp or draft_model")
         common = [*self.passed.arguments(_MODEL_SERVICE_OPTIONS), *common]
         model = [] if self.draft_model is None else self._engine_arguments(self.draft_model)
+        if self.head is not None:
+            model = [*(model or self._engine_arguments(self.model)), "--head", self.head]
         name = self.proposer or ("draft_model" if model else "ngram")
         return ["--proposer", name, *model, *common] if model or self.prompt_lookup else None
 

@@ -16,7 +16,7 @@ from tandem.serving.channels import AddressError
 
 DEFAULT_ADDRESS = "127.0.0.1:50050"
 _PROBE_TIMEOUT_S = 1.0
-_OWN_SERVICES = ("model", "dtype", "proposer", "draft_model", "prompt_lookup", "threads", "toy")
+_OWN_SERVICES = ("model", "dtype", "proposer", "draft_model", "head", "prompt_lookup", "threads", "toy")
 
 
 def generate(
@@ -86,18 +86,19 @@ def generate(
     dtype: cluster_options.Dtype = "float32",
     proposer: cluster_options.ProposerName = None,
     draft_model: cluster_options.DraftModel = None,
+    head: cluster_options.Head = None,
     prompt_lookup: cluster_options.PromptLookup = True,
     threads: cluster_options.Threads = None,
     toy: cluster_options.Toy = None,
 ) -> None:
     """Generate from PROMPT and stream the text.
 
-    Choosing models or drafts (--model, --dtype, --proposer, --draft-model, --prompt-lookup, --threads, --toy) starts
-    services for this one call.
+    Choosing models or drafts (--model, --dtype, --proposer, --draft-model, --head, --prompt-lookup, --threads, --toy)
+    starts services for this one call.
     """
     own = [name for name in _OWN_SERVICES if _is_given(context, name)]
     choice = cluster_options.ClusterChoice(
-        model, dtype, draft_model, prompt_lookup, num_draft_tokens, threads, toy, proposer=proposer
+        model, dtype, draft_model, prompt_lookup, num_draft_tokens, threads, toy, proposer=proposer, head=head
     )
     options = GenerateOptions(
         max_tokens=max_tokens,

@@ -29,6 +29,13 @@ def test_a_name_is_passed_on_with_the_draft_model_if_there_is_one() -> None:
     assert draft_arguments("draft_model", "d") == draft_arguments(None, "d")
 
 
+def test_a_head_is_passed_on_with_the_target_it_was_trained_for() -> None:
+    choice = ClusterChoice("m", "float32", None, True, 4, None, proposer="eagle", head="h")
+    assert choice.plan().draft == ["--proposer", "eagle", "--model", "m", "--dtype", "float32", "--head", "h"]
+    with pytest.raises(OptionError, match="--head h needs --proposer: eagle, mtp or draft_model"):
+        ClusterChoice("m", "float32", None, True, 4, None, head="h").plan()
+
+
 def test_a_proposer_and_no_drafts_contradict_each_other() -> None:
     with pytest.raises(OptionError, match="--no-prompt-lookup means no drafts, and --proposer suffix means drafts"):
         draft_arguments("suffix", prompt_lookup=False)
