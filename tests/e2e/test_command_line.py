@@ -237,7 +237,7 @@ def test_a_taken_port_is_named(addresses: dict[str, str]) -> None:
     [
         (
             ["serve", "draft", "--proposer", "medusa"],
-            "unknown proposer 'medusa'; there are: draft_model, ngram, suffix, synthetic",
+            "unknown proposer 'medusa'; there are: draft_model, eagle, mtp, ngram, suffix, synthetic",
         ),
         (["up", "--port", "0", "--toy", TOY, "--proposer", "dflash"], "unknown proposer 'dflash'; there are: "),
         (["serve", "target", "--model", "no-such-model"], "no-such-model"),
