@@ -7,13 +7,11 @@ import torch
 
 from engine.backends.base import (
     EngineCapabilities,
-    EngineError,
     HiddenCapture,
-    KvUsage,
-    SequenceId,
     SequenceInput,
     check_capture,
 )
+from engine.backends.paged import PagedEngine, check_advance
 from engine.batch import BatchItem, ForwardBatch, build_forward_batch
 from engine.kernels.base import LayerKernels
 from engine.kv.block_pool import BlockPool
@@ -25,7 +23,7 @@ from engine.runner import ModelRunner
 T = TypeVar("T")
 
 
-class TorchEngine:
+class TorchEngine(PagedEngine):
     """`SpeculativeEngine` over a built model. `load_torch_engine` in engine/backends/torch_loading.py makes one."""
 
     def __init__(
@@ -40,7 +38,7 @@ class TorchEngine:
         prefix_cache: bool = False,
     ) -> None:
         self._runner = ModelRunner(model, KvCache(model.config, model.dtype, num_blocks, block_size), kernels)
-        self._capabilities = EngineCapabilities(
+        capabilities = EngineCapabilities(
             backend="torch",
             vocab_size=model.config.vocab_size,
             max_context=model.rotary.cos.shape[0],
@@ -54,34 +52,16 @@ class TorchEngine:
             hidden_size=model.config.hidden_size,
         )
         pool = BlockPool(num_blocks, block_size, prefix_cache=prefix_cache)
-        self._sequences = KvSequences(self._capabilities, pool, self._runner.cache.copy_blocks)
-
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        """See `SpeculativeEngine`."""
-        return self._capabilities
+        super().__init__(capabilities, KvSequences(capabilities, pool, self._runner.cache.copy_blocks))
 
     @property
     def model(self) -> DecoderModel:
         """The built model the engine runs."""
         return self._runner.model
 
-    def create(self, token_ids: Sequence[int] = ()) -> SequenceId:
-        """See `SpeculativeEngine`."""
-        return self._sequences.create(token_ids)
-
-    def num_cached_tokens(self, sequence_id: SequenceId) -> int:
-        """See `SpeculativeEngine`."""
-        return self._sequences.table(sequence_id).num_tokens
-
     def advance(self, inputs: Sequence[SequenceInput], capture: HiddenCapture | None = None) -> None:
         """See `SpeculativeEngine`."""
-        for item in inputs:
-            if item.num_logits_rows:
-                raise EngineError(
-                    f"sequence {item.sequence_id}: advance computes no logits, num_logits_rows must be 0, "
-                    f"got {item.num_logits_rows}"
-                )
+        check_advance(inputs)
         if inputs:
             self._step(inputs, self._runner.advance, capture)
 
@@ -100,26 +80,6 @@ class TorchEngine:
         if not inputs:
             return torch.empty(0, dtype=torch.int64)
         return self._step(inputs, self._runner.argmax, capture)
-
-    def truncate(self, sequence_id: SequenceId, num_tokens: int) -> None:
-        """See `SpeculativeEngine`."""
-        self._sequences.truncate(sequence_id, num_tokens)
-
-    def fork(self, sequence_id: SequenceId) -> SequenceId:
-        """See `SpeculativeEngine`."""
-        return self._sequences.fork(sequence_id)
-
-    def release(self, sequence_id: SequenceId) -> None:
-        """See `SpeculativeEngine`."""
-        self._sequences.release(sequence_id)
-
-    def kv_usage(self) -> KvUsage:
-        """See `SpeculativeEngine`."""
-        return self._sequences.usage()
-
-    def num_blocks_for(self, inputs: Sequence[SequenceInput]) -> int:
-        """See `SpeculativeEngine`."""
-        return self._sequences.num_blocks_for(inputs)
 
     def _step(
         self,

@@ -19,13 +19,12 @@ import torch
 
 from engine.backends.base import (
     EngineCapabilities,
-    EngineError,
     HiddenCapture,
-    KvUsage,
     SequenceId,
     SequenceInput,
     check_capture,
 )
+from engine.backends.paged import PagedEngine, check_advance
 from engine.backends.toy_logits import LogitsOf, hashed_logits, scripted_logits
 from engine.batch import BatchItem
 from engine.kv.block_pool import BlockPool
@@ -68,7 +67,7 @@ class ToyCall:
     num_rows: int  # rows whose logits were wanted
 
 
-class ToyEngine:
+class ToyEngine(PagedEngine):
     """In-memory `SpeculativeEngine`; `calls` lists its forwards, delays (seconds) make it as slow as wanted."""
 
     def __init__(
@@ -90,7 +89,7 @@ class ToyEngine:
         self.token_delay_s = token_delay_s
         self._logits_of = logits_of
         self._memory = np.zeros((num_blocks, block_size), dtype=np.int64)  # the token of each row
-        self._capabilities = EngineCapabilities(
+        capabilities = EngineCapabilities(
             backend="toy",
             vocab_size=vocab_size,
             max_context=max_context,
@@ -104,20 +103,7 @@ class ToyEngine:
             hidden_size=HIDDEN_SIZE,
         )
         pool = BlockPool(num_blocks, block_size, prefix_cache=prefix_cache)
-        self._sequences = KvSequences(self._capabilities, pool, self._copy_blocks)
-
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        """What this engine is."""
-        return self._capabilities
-
-    def create(self, token_ids: Sequence[int] = ()) -> SequenceId:
-        """See `SpeculativeEngine`."""
-        return self._sequences.create(token_ids)
-
-    def num_cached_tokens(self, sequence_id: SequenceId) -> int:
-        """See `SpeculativeEngine`."""
-        return self._sequences.table(sequence_id).num_tokens
+        super().__init__(capabilities, KvSequences(capabilities, pool, self._copy_blocks))
 
     @property
     def sequence_ids(self) -> list[SequenceId]:
@@ -131,11 +117,7 @@ class ToyEngine:
 
     def advance(self, inputs: Sequence[SequenceInput], capture: HiddenCapture | None = None) -> None:
         """See `SpeculativeEngine`."""
-        for item in inputs:
-            if item.num_logits_rows != 0:
-                raise EngineError(
-                    f"sequence {item.sequence_id}: advance gives no logits, {item.num_logits_rows} rows were asked"
-                )
+        check_advance(inputs)
         self._step("advance", inputs, capture)
 
     def forward_per_position_logits(
@@ -149,26 +131,6 @@ class ToyEngine:
     ) -> torch.Tensor:
         """See `SpeculativeEngine`."""
         return finite_argmax(self._step("argmax", inputs, capture))
-
-    def truncate(self, sequence_id: SequenceId, num_tokens: int) -> None:
-        """See `SpeculativeEngine`; UnsupportedEngineError when rows would go and the engine cannot."""
-        self._sequences.truncate(sequence_id, num_tokens)
-
-    def fork(self, sequence_id: SequenceId) -> SequenceId:
-        """See `SpeculativeEngine`."""
-        return self._sequences.fork(sequence_id)
-
-    def release(self, sequence_id: SequenceId) -> None:
-        """See `SpeculativeEngine`."""
-        self._sequences.release(sequence_id)
-
-    def kv_usage(self) -> KvUsage:
-        """See `SpeculativeEngine`."""
-        return self._sequences.usage()
-
-    def num_blocks_for(self, inputs: Sequence[SequenceInput]) -> int:
-        """See `SpeculativeEngine`."""
-        return self._sequences.num_blocks_for(inputs)
 
     def _step(self, kind: _Kind, inputs: Sequence[SequenceInput], capture: HiddenCapture | None) -> torch.Tensor:
         """One forward -> float32 [R, V]; no inputs are no forward."""

@@ -11,14 +11,13 @@ from transformers import Cache
 
 from engine.backends.base import (
     EngineCapabilities,
-    EngineError,
     HiddenCapture,
-    KvUsage,
     SequenceId,
     SequenceInput,
     UnsupportedEngineError,
     check_capture,
 )
+from engine.backends.paged import PagedEngine, check_advance
 from engine.batch import BatchItem
 from engine.hf.caches import SequenceCaches
 from engine.hf.causal_model import CausalModel
@@ -27,7 +26,7 @@ from engine.kv.sequences import KvSequences
 from engine.sampling.sampler import finite_argmax
 
 
-class TransformersEngine:
+class TransformersEngine(PagedEngine):
     """`SpeculativeEngine` over a loaded model; engine/backends/transformers_loading.py makes one."""
 
     def __init__(
@@ -41,7 +40,7 @@ class TransformersEngine:
     ) -> None:
         self._model = model
         self._caches = caches
-        self._capabilities = EngineCapabilities(
+        capabilities = EngineCapabilities(
             backend="transformers",
             vocab_size=model.vocab_size,
             max_context=model.max_context,
@@ -52,29 +51,11 @@ class TransformersEngine:
             numerics_fingerprint=numerics_fingerprint,
             has_prefix_cache=pool.is_caching,
         )
-        self._sequences = KvSequences(self._capabilities, pool, caches.copy_blocks)
-
-    @property
-    def capabilities(self) -> EngineCapabilities:
-        """See `SpeculativeEngine`."""
-        return self._capabilities
-
-    def create(self, token_ids: Sequence[int] = ()) -> SequenceId:
-        """See `SpeculativeEngine`."""
-        return self._sequences.create(token_ids)
-
-    def num_cached_tokens(self, sequence_id: SequenceId) -> int:
-        """See `SpeculativeEngine`."""
-        return self._sequences.table(sequence_id).num_tokens
+        super().__init__(capabilities, KvSequences(capabilities, pool, caches.copy_blocks))
 
     def advance(self, inputs: Sequence[SequenceInput], capture: HiddenCapture | None = None) -> None:
         """See `SpeculativeEngine`."""
-        for item in inputs:
-            if item.num_logits_rows:
-                raise EngineError(
-                    f"sequence {item.sequence_id}: advance computes no logits, num_logits_rows must be 0, "
-                    f"got {item.num_logits_rows}"
-                )
+        check_advance(inputs)
         self._step(inputs, torch.Tensor.float, capture)
 
     def forward_per_position_logits(
@@ -93,30 +74,18 @@ class TransformersEngine:
         rows = self._step(inputs, finite_argmax, capture)
         return torch.cat(rows) if rows else torch.empty(0, dtype=torch.int64)
 
-    def truncate(self, sequence_id: SequenceId, num_tokens: int) -> None:
-        """See `SpeculativeEngine`; UnsupportedEngineError when rows would go and the model folds them into a state."""
-        self._sequences.truncate(sequence_id, num_tokens)
-
     def fork(self, sequence_id: SequenceId) -> SequenceId:
         """See `SpeculativeEngine`; UnsupportedEngineError for a model that folds its rows into a state."""
         if not self._capabilities.can_truncate:
             raise UnsupportedEngineError(
                 f"backend 'transformers' cannot fork: sequence {sequence_id}'s state cannot be shared"
             )
-        return self._sequences.fork(sequence_id)
+        return super().fork(sequence_id)
 
     def release(self, sequence_id: SequenceId) -> None:
         """See `SpeculativeEngine`."""
         self._caches.forget(sequence_id)
-        self._sequences.release(sequence_id)
-
-    def kv_usage(self) -> KvUsage:
-        """See `SpeculativeEngine`."""
-        return self._sequences.usage()
-
-    def num_blocks_for(self, inputs: Sequence[SequenceInput]) -> int:
-        """See `SpeculativeEngine`."""
-        return self._sequences.num_blocks_for(inputs)
+        super().release(sequence_id)
 
     def _step(
         self,

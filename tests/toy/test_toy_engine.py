@@ -173,7 +173,7 @@ def test_rows_of_logits_are_bounded_by_the_inputs_tokens_and_advance_gives_none(
     sequence_id = engine.create()
     with pytest.raises(EngineError, match=r"num_logits_rows must be 0\.\.2, got 3"):
         engine.forward_per_position_logits([SequenceInput(sequence_id, [1, 2], 3)])
-    with pytest.raises(EngineError, match="advance gives no logits, 1 rows were asked"):
+    with pytest.raises(EngineError, match="advance computes no logits, num_logits_rows must be 0, got 1"):
         engine.advance([SequenceInput(sequence_id, [1], 1)])
     assert engine.num_cached_tokens(sequence_id) == 0
 
