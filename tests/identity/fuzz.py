@@ -189,6 +189,16 @@ class RequestMaker:
             )
         stopping.ignore_eos = self._one_in(3)
         stopping.include_stop_in_output = self._one_in(2)
+        if stopping.min_tokens and self._leaves_no_token(drawn.request):
+            drawn.bad_fields.add("stopping.min_tokens")
+
+    def _leaves_no_token(self, request: pb.GenerateRequest) -> bool:
+        """Whether everything that may be sampled would end the answer."""
+        ending = set(request.stopping.stop_token_ids)
+        if not request.stopping.ignore_eos:
+            ending |= set(self._vocabulary.eos_token_ids)
+        allowed = set(request.sampling.allowed_token_ids) or set(range(self._vocab_size))
+        return allowed <= ending | set(request.sampling.bad_token_ids)
 
     def _draw_speculation(self, drawn: Drawn) -> None:
         speculation = drawn.request.speculation
