@@ -24,12 +24,12 @@ NEED = HiddenStatesNeed(LAYERS, HIDDEN_SIZE)
 class Reader:
     """Another proposer's drafts for who has all of its hidden states; AssertionError for a row that is not right.
 
-    It keeps only how many rows each session has brought: told so, it has `lost` them.
+    It keeps only how many rows each session has brought; told so, it loses them.
     """
 
     def __init__(self, drafts: Proposer, need: HiddenStatesNeed = NEED) -> None:
-        self.num_lost = 0
         self.batches: list[list[ProposeInput]] = []
+        self._has_lost = False
         self._drafts = drafts
         self._need = need
         self._num_rows: dict[SessionKey, int] = {}
@@ -40,6 +40,9 @@ class Reader:
 
     def propose(self, batch: Sequence[ProposeInput]) -> list[Proposal | MissingHiddenStates | None]:
         self.batches.append(list(batch))
+        if self._has_lost:
+            self._has_lost = False
+            self._num_rows.clear()
         proposals = self._drafts.propose(batch)
         return [
             proposal if self._read(item) else MissingHiddenStates()
@@ -47,9 +50,8 @@ class Reader:
         ]
 
     def lose(self) -> None:
-        """What every session has brought so far."""
-        self.num_lost += len(self._num_rows)
-        self._num_rows.clear()
+        """What every session has brought, as of the next batch; from whatever thread."""
+        self._has_lost = True
 
     def forget(self, session_key: SessionKey) -> None:
         self._num_rows.pop(session_key, None)
