@@ -32,10 +32,10 @@ EARLIER = """\
 This is the second run of all cells. [The first](losslessness_run1.md) was not what was asked for: one of its 160 tests,
 `toy:rejection:draft_model:sparse:processors`, tokens by p / q, gave p = 1.4e-5, which 160 tests of a lossless system
 give once in 450 runs. Ten repeats of that cell with other seeds passed, alone and added up, but they had been decided
-on after the figure was seen. So everything was run once more: its seeds were committed before it began, the tests and
-their bound are the same, and nothing of the first run counts here. A fault as large as that figure (chi-square 53 above
-its expectation, with 100,000 tokens) would fail here again with probability 74%, and stand out in the repeats added up
-with certainty."""
+on after the figure was seen. So everything was run once more: its seeds were committed before it began, the tests are
+the same (`eagle` and `mtp` came with this run), and nothing of the first run counts here. A fault as large as that
+figure (chi-square 53 above its expectation, with 100,000 tokens) would fail here again with probability 74%, and stand
+out in the repeats added up with certainty."""
 
 REAL = """\
 SmolLM2-135M-Instruct in float32, in three processes, 16 requests at a time, prompts of Spec-Bench in the model's chat
@@ -46,8 +46,8 @@ TOY = """\
 V = 64, logits from two random tables; the three services in one process over loopback, 64 requests at a time, at most 3
 drafts a round. Adversaries run inside the real draft service: `reversed` draws from the target's probabilities in
 reversed ranking, `constant` always drafts one token, `eos` always the end, `random` any token, `often EOS` the end half
-of the time while min_tokens forbids it. `processors` mixes top_p, top_k, min_p, penalties, logit_bias, temperatures and
-min_tokens."""
+of the time while min_tokens forbids it. The heads of `eagle` and `mtp` are untrained: their drafts are hardly ever
+right. `processors` mixes top_p, top_k, min_p, penalties, logit_bias, temperatures and min_tokens."""
 
 WRONG = """\
 The same harness with the named fault put into the real rule (`tests/losslessness/wrong_rules.py`): each must be
