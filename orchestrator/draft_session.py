@@ -116,21 +116,18 @@ class DraftSession:
             self._raise_cause(error)
         self._first_open = None
         self._known_len = len(sequence.tokens)
-        if self._relay is not None:
-            self._relay.sent(len(sequence.tokens) - 1)
         return self._checked(codec.proposal_from_proto(result.proposal), num_wanted)
 
     def _send_hidden_states(self, sequence: Sequence) -> None:
-        """Those that the round needs and the service does not have; _NotYetError while they are not there."""
+        """All that are here and not there; _NotYetError while the round's are not complete."""
         if self._relay is None:
             return
-        chunks = self._relay.rows_to_send(sequence)
-        if chunks is None:
-            raise _NotYetError
-        for states in chunks:
+        for states in self._relay.rows_to_send(sequence):
             item = self._handle.step_item(sequence)
             item.hidden_states.CopyFrom(codec.hidden_states_to_proto(states))
             self._handle.link.send(item)
+        if not self._relay.is_complete(sequence):
+            raise _NotYetError
 
     def _check_ready(self) -> None:
         """_NoProposalError while there is a reason not to ask; LinkLostError or ItemError for news of one."""

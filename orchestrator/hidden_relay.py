@@ -21,7 +21,6 @@ from orchestrator.replica_link import LinkLostError, ReplicaLink, answer_key
 from orchestrator.sequence import Sequence
 from tandem import codec
 from tandem.common.v1 import common_pb2
-from tandem.prefix_hash import EMPTY_PREFIX_HASH, extend_prefix_hash
 from tandem.target.v1 import target_pb2
 from tandem.types import HiddenStates, SessionId, Stamp
 
@@ -30,6 +29,7 @@ _log = logging.getLogger(__name__)
 _EPOCH = 1  # of a replay's session, which is opened once
 _REPEAT_S = 10.0  # a replay without an end is asked for again; the target drops the repeat of one that it works on
 _MAX_FAILURES = 3  # replays of one answer; then it goes on without drafts
+MAX_HELD_BYTES = 16 << 20  # of one answer, while the draft service takes none; what is dropped then is replayed
 
 Link: TypeAlias = ReplicaLink[target_pb2.VerifyItem, target_pb2.VerifyResult]
 
@@ -57,35 +57,36 @@ class HiddenRelay:
         self._is_settled = True
 
     def take(self, states: HiddenStates) -> None:
-        """Rows have come; those that the draft service has are dropped."""
-        if states.end_row > self._sent_end:
-            insort(self._chunks, states, key=lambda chunk: chunk.first_row)
+        """Rows have come; those that the draft service has are dropped, and all of them when too many are held."""
+        if states.end_row <= self._sent_end:
+            return
+        insort(self._chunks, states, key=lambda chunk: chunk.first_row)
+        if sum(len(chunk.data) for chunk in self._chunks) > MAX_HELD_BYTES:
+            self._chunks.clear()
 
     def restart(self) -> None:
         """The draft service has a new session, which has no row."""
         self._sent_end = 0
 
-    def rows_to_send(self, sequence: Sequence) -> list[HiddenStates] | None:
-        """What the draft service lacks for the sequence's current round, in order; None while something is missing.
+    def rows_to_send(self, sequence: Sequence) -> list[HiddenStates]:
+        """The next rows that the draft service lacks for the round, as far as they are here: it has them now."""
+        chunks = list(self._contiguous(len(sequence.tokens) - 1))
+        if chunks:
+            self._sent_end = chunks[-1].end_row
+            self._chunks = [chunk for chunk in self._chunks if chunk.end_row > self._sent_end]
+        return chunks
 
-        Missing rows that will not come by themselves are asked for.
-        """
+    def is_complete(self, sequence: Sequence) -> bool:
+        """Whether the draft service has all rows for the current round; what will not come by itself is asked for."""
         num_rows = len(sequence.tokens) - 1
-        chunks = list(self._contiguous(num_rows))
-        end = chunks[-1].end_row if chunks else self._sent_end
-        if end >= num_rows:
-            return chunks
+        if self._sent_end >= num_rows:
+            return True
         if self._replay is not None:
             self._repeat(self._replay)
         elif self._is_settled:
-            later = [chunk.first_row for chunk in self._chunks if chunk.first_row > end]
-            self._ask(sequence, end, min(num_rows, *later) if later else num_rows)
-        return None
-
-    def sent(self, num_rows: int) -> None:
-        """The draft service has answered a round with so many rows."""
-        self._sent_end = num_rows
-        self._chunks = [chunk for chunk in self._chunks if chunk.end_row > num_rows]
+            later = [chunk.first_row for chunk in self._chunks]
+            self._ask(sequence, self._sent_end, min(num_rows, *later) if later else num_rows)
+        return False
 
     def close(self) -> None:
         """The answer has ended: nothing is wanted any more."""
@@ -99,13 +100,13 @@ class HiddenRelay:
             self._link.send(_item(stamp, close=common_pb2.CloseSession()))
 
     def _contiguous(self, num_rows: int) -> Iterator[HiddenStates]:
-        """Chunks without what is sent and without overlaps, up to the first row that is missing."""
+        """The first so many rows without what is sent and without overlaps, up to the first that is missing."""
         row = self._sent_end
         for chunk in self._chunks:
             if chunk.first_row > row or row >= num_rows:
                 return
             if chunk.end_row > row:
-                yield chunk.rows_from(row)
+                yield chunk.rows_from(row).rows_before(num_rows)
                 row = chunk.end_row
 
     def _ask(self, sequence: Sequence, first_row: int, end_row: int) -> None:
@@ -114,7 +115,7 @@ class HiddenRelay:
             return
         token_ids = sequence.tokens.token_ids[: end_row + 1]
         session_id = SessionId(secrets.randbits(63))
-        stamp = Stamp(session_id, _EPOCH, 0, len(token_ids), extend_prefix_hash(EMPTY_PREFIX_HASH, token_ids))
+        stamp = Stamp(session_id, _EPOCH, 0, len(token_ids), sequence.tokens.prefix_hash(len(token_ids)))
         wanted = target_pb2.ReplayHiddenStates(token_ids=token_ids, hidden_layers=self.layers, first_row=first_row)
         replay = _item(stamp, replay=wanted)
         self._replay, self._asked_s = replay, time.monotonic()

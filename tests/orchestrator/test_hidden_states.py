@@ -180,6 +180,39 @@ def test_rows_that_are_lost_late_doubled_or_out_of_order_change_no_token(
     run(scenario())
 
 
+def test_what_an_absent_draft_service_leaves_behind_is_bounded_and_replayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows come while nobody takes them: past the limit they are dropped, and asked for when somebody is back."""
+    monkeypatch.setattr("orchestrator.hidden_relay.MAX_HELD_BYTES", 40 * 32)  # rows of 32 bytes
+
+    async def scenario() -> None:
+        readers: list[Reader] = []
+
+        def make() -> Reader:
+            readers.append(reader())
+            return readers[-1]
+
+        (expected,) = await plain(PROMPTS[:1], max_tokens=150, **GREEDY)
+        async with all_services(make, cached_engine(step_delay_s=0.005), PATIENT) as stack:
+            assert stack.draft is not None
+            answer = asyncio.create_task(stack.client.complete(PROMPTS[0], max_tokens=150, **GREEDY))
+            await until(lambda: len(readers[0].batches) > 1)
+            await stack.draft.stop()
+            scheduler = stack.target.scheduler
+            assert scheduler is not None
+            begun = len(scheduler.table._live.all()[0].tokens)
+            await until(lambda: len(scheduler.table._live.all()[0].tokens) > begun + 50)
+            await stack.draft.start()
+            result = await answer
+            await stack.until_idle()
+        assert result.token_ids == expected
+        assert result.speculation.num_accepted == result.speculation.num_draft_tokens
+        assert len(readers[-1].batches) > 1  # the new one drafted
+
+    run(scenario())
+
+
 def test_an_answer_that_ends_takes_its_replay_with_it() -> None:
     async def scenario() -> None:
         prompt = "a long prompt " * 12
