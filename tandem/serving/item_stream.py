@@ -133,9 +133,10 @@ async def _read(requests: AsyncIterator[Any], take: Take, outbox: Outbox[Any]) -
             raise InvalidArgumentError(
                 "items", f"{len(request.items)} items of one message are more than the limit of {MAX_MESSAGE_ITEMS}"
             )
+        await outbox.room()
         now_s = asyncio.get_running_loop().time()
         for index, item in enumerate(request.items):
-            if index % MAX_BATCH_ITEMS == 0:
+            if index > 0 and index % MAX_BATCH_ITEMS == 0:  # not before the first: a round would come a turn later
                 await asyncio.sleep(0)
                 await outbox.room()
             deadline_s = now_s + item.deadline_ms / 1000 if item.deadline_ms else None
