@@ -116,6 +116,12 @@ def bench_target(context: typer.Context) -> None:
     run_in_place([sys.executable, "-m", "target_service.bench_target", *context.args], needs_engine=True)
 
 
+@bench_app.command("draft", context_settings=_PASS_THROUGH)
+def bench_draft(context: typer.Context) -> None:
+    """What a draft costs beside a forward of the target; `--help` lists its options."""
+    run_in_place([sys.executable, "-m", "draft_service.bench_draft", *context.args], needs_engine=True)
+
+
 @app.command()
 def up(
     model: cluster_options.Model = "smollm2-135m",
