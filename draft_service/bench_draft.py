@@ -24,7 +24,7 @@ from engine.backends.options import add_engine_arguments, engine_settings
 from engine.backends.registry import load_engine
 from engine.bench_report import machine_lines, quartiles, table
 from tandem.serving.options import make_parser, positive_int
-from tandem.types import HiddenStates, SamplingParams, SessionSpec
+from tandem.types import HiddenStates, Proposal, SamplingParams, SessionSpec
 
 BATCH_SIZES = (1, 8)
 CONTEXT_LEN = 128  # before the first round
@@ -108,7 +108,9 @@ def measure(
     sessions = Sessions(
         engine, batch_size, CONTEXT_LEN + num_rounds * (num_drafts + 1), proposer.capabilities.hidden_states
     )
-    proposer.propose(sessions.round(CONTEXT_LEN, 0, num_drafts))  # the prompt
+    prompts = sessions.round(CONTEXT_LEN, 0, num_drafts)
+    while None in proposer.propose(prompts):
+        pass  # a step holds only so much of them
     forward_ms, propose_ms = [], []
     for number in range(1, num_rounds):
         committed_len = CONTEXT_LEN + number * (num_drafts + 1)
@@ -116,8 +118,9 @@ def measure(
         started = time.perf_counter()
         sessions.forward()
         between = time.perf_counter()
-        proposer.propose(items)
+        proposals = proposer.propose(items)
         ended = time.perf_counter()
+        assert all(isinstance(one, Proposal) and len(one.draft_token_ids) == num_drafts for one in proposals)
         forward_ms.append((between - started) * 1e3)
         propose_ms.append((ended - between) * 1e3)
     for number in range(batch_size):
