@@ -28,7 +28,9 @@ ProposerName = Annotated[
 ]
 Head = Annotated[
     str | None,
-    typer.Option(metavar="DIR", help="Trained drafts for the target: of --proposer eagle, mtp or draft_model."),
+    typer.Option(
+        metavar="NAME|DIR", help="Trained drafts for the target, bundled or your own: of eagle, mtp, draft_model."
+    ),
 ]
 PromptLookup = Annotated[bool, typer.Option(help="Draft by prompt lookup when there is no draft model.")]
 NumDraftTokens = Annotated[int, typer.Option(min=0, max=MAX_DRAFT_TOKENS, help="Most drafts a round; 0: none.")]

@@ -1,7 +1,5 @@
 """The options that proposers with a model share; free of torch, so that they can be read before it is loaded."""
 
-from pathlib import Path
-
 from draft_service.proposers.kind import OptionGroup
 
 
@@ -16,7 +14,6 @@ def add_model_options(group: OptionGroup) -> None:
     )
     group.add_argument(
         "--head",
-        type=Path,
-        metavar="DIR",
+        metavar="NAME|DIR",
         help="a trained head (eagle, mtp) or draft model (draft_model); --model names the target that it is for",
     )

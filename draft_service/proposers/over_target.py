@@ -7,6 +7,7 @@ import torch
 
 from draft_service.proposers.kind import ProposerError, ProposerSettings
 from draft_service.proposers.model_base import Drafting, drafting_of
+from draft_service.proposers.trained import resolve_head
 from engine.backends.settings import EngineSettings
 from engine.backends.torch_backend import TorchEngine
 from engine.backends.torch_loading import DTYPES
@@ -61,9 +62,9 @@ def read_over_target(settings: ProposerSettings) -> OverTarget:
     ProposerError without either or for a model that cannot be used, ArtefactError for a directory that is no artefact,
     ValueError for limits that cannot be served.
     """
-    engine, directory = settings.engine, getattr(settings.options, "head", None)
-    if engine is None or directory is None:
-        raise ProposerError("needs a head and its target: name them with --head DIR and --model")
+    engine, head = settings.engine, settings.options.head
+    if engine is None or head is None:
+        raise ProposerError("needs a head and its target: name them with --head and --model")
     settings.limits.check_step(engine.max_step_tokens)
     drafting = drafting_of(settings)
     if engine.threads is not None:
@@ -71,7 +72,7 @@ def read_over_target(settings: ProposerSettings) -> OverTarget:
     target, vocabulary = _target(engine)
     dtype = DTYPES[engine.dtype]
     return OverTarget(
-        artefact=load_artefact(directory),
+        artefact=load_artefact(resolve_head(head)),
         target=target,
         vocabulary=vocabulary,
         dtype=dtype,

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from draft_service.limits import DraftLimits
+from draft_service.proposers import trained
 from draft_service.proposers.base import ProposeInput, SessionKey
 from draft_service.proposers.kind import ProposerError, ProposerSettings
 from draft_service.proposers.registry import load_proposer
@@ -65,6 +66,17 @@ def test_another_kind_and_a_damaged_file_are_refused_at_the_start(kind: str, tar
     (tmp_path / "trained" / "head.safetensors").write_bytes(b"nothing")
     with pytest.raises(Exception, match=r"checksum .* is damaged or another head's"):
         load_proposer(kind, settings(target, tmp_path / "trained"))
+
+
+def test_a_head_is_found_by_its_bundled_name_and_what_is_none_is_refused_with_those_there_are(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved("mtp", tmp_path)
+    monkeypatch.setattr(trained, "BUNDLED", tmp_path)
+    assert load_proposer("mtp", settings(target, Path("trained"))).capabilities.model.model_id == "trained"
+    message = r"--head other: neither a directory nor one of those that come with tandem \(trained\)"
+    with pytest.raises(ProposerError, match=message):
+        load_proposer("mtp", settings(target, Path("other")))
 
 
 def test_a_target_that_is_not_there_and_a_confidence_that_cannot_be_are_refused(
