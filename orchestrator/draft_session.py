@@ -116,6 +116,7 @@ class DraftSession:
             self._raise_cause(error)
         self._first_open = None
         self._known_len = len(sequence.tokens)
+        sequence.stats.draft_timing += codec.timing_from_proto(result.timing)
         return self._checked(codec.proposal_from_proto(result.proposal), num_wanted)
 
     def _send_hidden_states(self, sequence: Sequence) -> None:

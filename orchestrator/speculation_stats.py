@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from tandem import codec
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.types import ItemTiming
 
 
 @dataclass(slots=True)
@@ -19,6 +21,8 @@ class SpeculationStats:
     num_reopens: int = 0
     draft_wait_s: float = 0.0
     verify_wait_s: float = 0.0
+    draft_timing: ItemTiming = field(default_factory=ItemTiming)  # of the waits, as the services measured it
+    verify_timing: ItemTiming = field(default_factory=ItemTiming)
 
     @property
     def num_draft_tokens(self) -> int:
@@ -51,4 +55,6 @@ class SpeculationStats:
             num_reopens=self.num_reopens,
             draft_wait_us=round(self.draft_wait_s * 1e6),
             verify_wait_us=round(self.verify_wait_s * 1e6),
+            draft_timing=codec.timing_to_proto(self.draft_timing),
+            verify_timing=codec.timing_to_proto(self.verify_timing),
         )

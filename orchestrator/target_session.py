@@ -126,7 +126,9 @@ class TargetSession:
             self._relay.decided()
         if self._model is None and self._handle.link.info is not None:
             self._model = self._handle.link.info.model
-        return codec.verdict_from_proto(result.verdict)
+        verdict = codec.verdict_from_proto(result.verdict)
+        sequence.stats.verify_timing += verdict.timing
+        return verdict
 
     async def _check_opening(self) -> None:
         """ServiceError if the session is unknown because the target refused to open it."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tandem import codec
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.types import DraftProbsTransport, FinishReason, TokenLogprobs, VerificationPolicy
+from tandem.types import DraftProbsTransport, FinishReason, ItemTiming, TokenLogprobs, VerificationPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,8 @@ class Speculation:
     num_reopens: int
     draft_wait_s: float
     verify_wait_s: float
+    draft_timing: ItemTiming  # of draft_wait_s, as the draft service measured it; the rest is the way
+    verify_timing: ItemTiming
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -143,4 +145,6 @@ def _speculation(stats: pb.SpeculationStats) -> Speculation:
         num_reopens=stats.num_reopens,
         draft_wait_s=stats.draft_wait_us / 1e6,
         verify_wait_s=stats.verify_wait_us / 1e6,
+        draft_timing=codec.timing_from_proto(stats.draft_timing),
+        verify_timing=codec.timing_from_proto(stats.verify_timing),
     )

@@ -255,6 +255,9 @@ class ItemTiming:
     queue_us: int = 0
     compute_us: int = 0
 
+    def __add__(self, other: "ItemTiming") -> "ItemTiming":
+        return ItemTiming(self.queue_us + other.queue_us, self.compute_us + other.compute_us)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

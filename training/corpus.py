@@ -81,12 +81,23 @@ def write(
     model: str,
     layers: Sequence[int],
 ) -> None:
-    """Run the target over documents (token ids, prompt length) and write the directory."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """Run the target over documents (token ids, prompt length) and write the directory.
+
+    Documents that it holds already, from a shorter text, are kept; ValueError when they are of another model or layers.
+    """
+    hidden_size = engine.capabilities.hidden_size
+    meta = {"model": model, "layers": list(layers), "hidden_size": hidden_size}
     token_ids: list[int] = []
     starts, prompt_lens = [0], []
-    with (directory / "hidden.bin").open("wb") as file:
-        for ids, prompt_len in track(documents, "hidden states"):
+    if (directory / "meta.json").exists():
+        if (found := json.loads((directory / "meta.json").read_text())) != meta:
+            raise ValueError(f"{directory} holds states of {found}, not of {meta}")
+        done = Corpus.open(directory)
+        token_ids, starts, prompt_lens = done.token_ids.tolist(), done.starts.tolist(), done.prompt_lens.tolist()
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "hidden.bin").open("ab") as file:
+        file.truncate(len(token_ids) * len(layers) * hidden_size * 2)  # what a broken-off run has left
+        for ids, prompt_len in track(documents[len(prompt_lens) :], "hidden states"):
             file.write(states_of(engine, ids, layers).view(torch.int16).numpy().tobytes())
             token_ids += ids
             starts.append(len(token_ids))
@@ -94,7 +105,6 @@ def write(
     np.save(directory / "token_ids.npy", np.asarray(token_ids, np.int32))
     np.save(directory / "starts.npy", np.asarray(starts, np.int64))
     np.save(directory / "prompt_lens.npy", np.asarray(prompt_lens, np.int64))
-    meta = {"model": model, "layers": list(layers), "hidden_size": engine.capabilities.hidden_size}
     (directory / "meta.json").write_text(json.dumps(meta))
 
 
@@ -105,9 +115,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", default="bfloat16", help="float32 or bfloat16")
     parser.add_argument("--text", type=Path, required=True, help="JSON lines of training.generate")
     parser.add_argument("--out", type=Path, required=True, help="directory to write")
+    parser.add_argument("--threads", type=int, help="default: all cores")
     parser.add_argument("--layers", type=int, nargs="+", default=[10, 20, 30], help="states after so many layers")
     parser.add_argument("--max-tokens", type=int, default=768, help="of one document")
     options = parser.parse_args(arguments)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     engine = load_torch_engine(
         load_model(resolve_model(options.model)),
         options.dtype,

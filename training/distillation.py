@@ -88,17 +88,18 @@ def reduced_vocabulary(corpus: Corpus, documents: Sequence[int], size: int) -> t
 
 def losses(head: HeadModule, parts: TargetParts, batch: Batch, num_steps: int) -> Iterator[torch.Tensor]:
     """Cross-entropy with the target's distribution over the reduced vocabulary, mean over answers, for each step."""
-    next_ids = batch.token_ids[:, 1:]
+    is_wanted = batch.is_answer[:, 1:]  # [B, T]: whether row t decides a token that the target wrote
+    with torch.no_grad():
+        probs = parts.probs(batch.states[:, :-1, -1][is_wanted])
+        place = is_wanted.flatten().cumsum(0).view_as(is_wanted) - 1  # of a row among `probs`
     for step, normed in enumerate(head.unroll(parts, batch, num_steps)):
-        num_anchors = next_ids.shape[1] - 1 - step
+        num_anchors = is_wanted.shape[1] - 1 - step
         if num_anchors < 1:
             return
-        # Anchor t of this step drafts token t + 2 + step, which the target's row t + 1 + step decides.
-        wanted = batch.is_answer[:, 2 + step :]
-        drafted = F.log_softmax(parts.logits(normed[:, :num_anchors][wanted]), dim=-1)
-        with torch.no_grad():
-            probs = parts.probs(batch.states[:, 1 + step : -1, -1][wanted])
-        yield -(probs * drafted).sum(-1).mean()
+        # Anchor t of this step drafts what row t + 1 + step decides.
+        wanted = is_wanted[:, 1 + step :]
+        drafted = F.log_softmax(parts.logits(normed[:, :num_anchors][wanted]).float(), dim=-1)
+        yield -(probs[place[:, 1 + step :][wanted]] * drafted).sum(-1).mean()
 
 
 @torch.no_grad()

@@ -135,10 +135,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--chats", type=int, default=6000, help="conversations")
     parser.add_argument("--code", type=int, default=2000, help="pieces of code to continue")
     parser.add_argument("--at-once", type=int, default=48, help="requests in flight")
+    parser.add_argument("--threads", type=int, help="of the target; default: all cores")
     options = parser.parse_args(arguments)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     vocabulary = Vocabulary.load(resolve_model(options.model))
-    choice = ClusterChoice(options.model, options.dtype, None, False, 0, None)
+    choice = ClusterChoice(options.model, options.dtype, None, False, 0, options.threads)
     recipe = Recipe(options.seed, options.chats, options.code)
     indices = missing(recipe, options.out)
     with LocalCluster(choice.plan(), quiet=True) as cluster, options.out.open("a") as lines:

@@ -437,6 +437,8 @@ class SpeculationStats(_message.Message):
     NUM_REOPENS_FIELD_NUMBER: _builtins.int
     DRAFT_WAIT_US_FIELD_NUMBER: _builtins.int
     VERIFY_WAIT_US_FIELD_NUMBER: _builtins.int
+    DRAFT_TIMING_FIELD_NUMBER: _builtins.int
+    VERIFY_TIMING_FIELD_NUMBER: _builtins.int
     num_rounds: _builtins.int
     """target passes"""
     num_draft_tokens: _builtins.int
@@ -453,6 +455,14 @@ class SpeculationStats(_message.Message):
     def num_draft_tokens_per_pos(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def num_accepted_per_pos(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def draft_timing(self) -> _common_pb2.ItemTiming:
+        """As the services measured it, for the proposals and verdicts that came, summed: what they do not name of the waits
+        is the way there and back.
+        """
+
+    @_builtins.property
+    def verify_timing(self) -> _common_pb2.ItemTiming: ...
     def __init__(
         self,
         *,
@@ -465,10 +475,12 @@ class SpeculationStats(_message.Message):
         num_reopens: _builtins.int = ...,
         draft_wait_us: _builtins.int = ...,
         verify_wait_us: _builtins.int = ...,
+        draft_timing: _common_pb2.ItemTiming | None = ...,
+        verify_timing: _common_pb2.ItemTiming | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draft_timing", b"draft_timing", "verify_timing", b"verify_timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_wait_us", b"draft_wait_us", "num_accepted", b"num_accepted", "num_accepted_per_pos", b"num_accepted_per_pos", "num_draft_tokens", b"num_draft_tokens", "num_draft_tokens_per_pos", b"num_draft_tokens_per_pos", "num_fallback_rounds", b"num_fallback_rounds", "num_reopens", b"num_reopens", "num_rounds", b"num_rounds", "verify_wait_us", b"verify_wait_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_timing", b"draft_timing", "draft_wait_us", b"draft_wait_us", "num_accepted", b"num_accepted", "num_accepted_per_pos", b"num_accepted_per_pos", "num_draft_tokens", b"num_draft_tokens", "num_draft_tokens_per_pos", b"num_draft_tokens_per_pos", "num_fallback_rounds", b"num_fallback_rounds", "num_reopens", b"num_reopens", "num_rounds", b"num_rounds", "verify_timing", b"verify_timing", "verify_wait_us", b"verify_wait_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
