@@ -1,33 +1,16 @@
 """Items and answers that are lost, late, doubled or out of order between real services change no token."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from orchestrator.server import OrchestratorSettings
-from orchestrator.target_session import TargetPatience
-from tests.orchestrator.services import Stack, orchestrating, replicas, similar_draft, token_lists
-from tests.orchestrator.weather import Forgetful, Storm, Weather, behind_weather
+from tests.orchestrator.services import token_lists
+from tests.orchestrator.weather import Forgetful, Storm, under
 
 PROMPTS = [f"prompt {n}" for n in range(4)]
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 COUPLED: dict[str, Any] = {"temperature": 0.9, "seed": 5}
-
-
-@asynccontextmanager
-async def under(weather: Weather, answer_s: float = 0.5) -> AsyncIterator[Stack]:
-    """All services, with weather on both links of the orchestrator."""
-    settings = OrchestratorSettings(draft_timeout_s=0.15, target_patience=TargetPatience(answer_s=answer_s))
-    async with (
-        replicas(similar_draft) as (target, draft),
-        behind_weather(target, weather),
-    ):
-        assert draft is not None
-        async with behind_weather(draft, weather), orchestrating(target, draft, settings) as stack:
-            yield stack
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])

@@ -1,17 +1,27 @@
 """Bad weather between real services: items and answers that are lost, late, doubled or out of order."""
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 import grpc
 
+from draft_service.proposers.base import Proposer
+from orchestrator.server import OrchestratorSettings
+from orchestrator.target_session import TargetPatience
 from tandem.draft.v1 import draft_pb2_grpc
 from tandem.serving.channels import open_channel
 from tandem.serving.errors import LifecycleInterceptor
 from tandem.target.v1 import target_pb2_grpc
-from tests.orchestrator.services import DraftReplica, TargetReplica
+from tests.orchestrator.services import (
+    DraftReplica,
+    Stack,
+    TargetReplica,
+    orchestrating,
+    replicas,
+    similar_draft,
+)
 
 
 class Weather(Protocol):
@@ -163,3 +173,15 @@ async def behind_weather(replica: TargetReplica | DraftReplica, weather: Weather
         finally:
             replica.address = own_address
             await server.stop(0)
+
+
+@asynccontextmanager
+async def under(
+    weather: Weather, answer_s: float = 0.5, make_proposer: Callable[[], Proposer] = similar_draft
+) -> AsyncIterator[Stack]:
+    """All services, with weather on both links of the orchestrator."""
+    settings = OrchestratorSettings(draft_timeout_s=0.15, target_patience=TargetPatience(answer_s=answer_s))
+    async with replicas(make_proposer) as (target, draft), behind_weather(target, weather):
+        assert draft is not None
+        async with behind_weather(draft, weather), orchestrating(target, draft, settings) as stack:
+            yield stack
