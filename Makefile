@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test unit check protos identity losslessness bench bench-sampling bench-target report-block loadtest churn \
-	churn-short clean
+.PHONY: demo test unit check protos identity losslessness bench bench-sampling bench-target bench-drafts report-block \
+	loadtest churn churn-short clean
 
 demo: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
@@ -60,6 +60,18 @@ bench-sampling: $(READY)
 bench-target: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
 	GRPC_VERBOSITY=ERROR $(BIN)/tandem bench target --out docs/reports/target_throughput.md
+
+# What trained drafts cost, what they are worth on recorded answers, and what they save, with one thread a service;
+# writes docs/reports/draft_cost_{eagle,mtp,draft_model}.md, acceptance.{md,json} and speculation.md.
+bench-drafts: $(READY)
+	$(BIN)/tandem models pull smollm2-135m
+	$(BIN)/tandem bench draft --proposer eagle --head smollm2-135m-eagle --threads 2 --out docs/reports/draft_cost_eagle.md
+	$(BIN)/tandem bench draft --proposer mtp --head smollm2-135m-mtp --threads 2 --out docs/reports/draft_cost_mtp.md
+	$(BIN)/tandem bench draft --proposer draft_model --head smollm2-135m-shallow --threads 2 \
+		--out docs/reports/draft_cost_draft_model.md
+	$(BIN)/python -m tests.acceptance.report
+	GRPC_VERBOSITY=ERROR $(BIN)/python -m loadtest.speculation --proposer eagle --head smollm2-135m-eagle \
+		--out docs/reports/speculation.md
 
 # Locust for 20 seconds against `tandem up`.
 loadtest: $(READY)
