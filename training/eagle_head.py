@@ -18,7 +18,7 @@ from torch import nn
 
 from engine.models.config import LoadedModel, ModelConfig
 from training.distillation import Batch
-from training.heads import Heads
+from training.heads import Heads, Norm
 from training.target_parts import TargetParts
 
 
@@ -30,14 +30,14 @@ class EagleModule(nn.Module):
         hidden, inner, query = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
         self.config = config
         self.fuse = nn.Linear(num_states * hidden, hidden, bias=False)
-        self.token_norm = nn.RMSNorm(hidden, config.rms_norm_eps)
-        self.state_norm = nn.RMSNorm(hidden, config.rms_norm_eps)
+        self.token_norm = Norm(hidden, config.rms_norm_eps)
+        self.state_norm = Norm(hidden, config.rms_norm_eps)
         self.qkv = nn.Linear(2 * hidden, query + 2 * config.num_kv_heads * config.head_dim, bias=False)
         self.attention_out = nn.Linear(query, hidden, bias=False)
-        self.mlp_norm = nn.RMSNorm(hidden, config.rms_norm_eps)
+        self.mlp_norm = Norm(hidden, config.rms_norm_eps)
         self.gate_up = nn.Linear(hidden, 2 * inner, bias=False)
         self.down = nn.Linear(inner, hidden, bias=False)
-        self.final_norm = nn.RMSNorm(hidden, config.rms_norm_eps)
+        self.final_norm = Norm(hidden, config.rms_norm_eps)
         self.heads = Heads(config)
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -46,7 +46,7 @@ class EagleModule(nn.Module):
 
     @torch.no_grad()
     def begin_as(self, target: LoadedModel, parts: TargetParts) -> None:
-        """Start from the target's last layer and its last state, as if the target had one layer more."""
+        """Start from the target's last state, and from its last layer but for what that adds to it: nothing yet."""
         weights, hidden = target.weights, self.config.hidden_size
         prefix = f"model.layers.{self.config.num_layers - 1}"
 
@@ -57,9 +57,9 @@ class EagleModule(nn.Module):
         self.fuse.weight[:, -hidden:] = torch.eye(hidden)
         self.qkv.weight.zero_()
         self.qkv.weight[:, hidden:] = torch.cat([of(f"self_attn.{name}_proj") for name in "qkv"])
-        self.attention_out.weight.copy_(of("self_attn.o_proj"))
+        self.attention_out.weight.zero_()
         self.gate_up.weight.copy_(torch.cat([of("mlp.gate_proj"), of("mlp.up_proj")]))
-        self.down.weight.copy_(of("mlp.down_proj"))
+        self.down.weight.zero_()
         self.state_norm.weight.copy_(of("input_layernorm"))
         self.mlp_norm.weight.copy_(of("post_attention_layernorm"))
         self.final_norm.weight.copy_(parts.final_norm)
@@ -67,7 +67,7 @@ class EagleModule(nn.Module):
     def unroll(self, parts: TargetParts, batch: Batch, num_steps: int) -> Iterator[torch.Tensor]:
         """See `HeadModule`."""
         next_ids = batch.token_ids[:, 1:]
-        state = self.fuse(batch.states[:, :-1].flatten(2))
+        state = self.fuse(batch.states[:, :-1].flatten(2)).float()
         keys: list[torch.Tensor] = []
         values: list[torch.Tensor] = []
         for step in range(num_steps):

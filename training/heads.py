@@ -1,4 +1,4 @@
-"""Attention heads of a layer while it is trained.
+"""Norms and attention heads of a layer while it is trained.
 
 Letters: B documents, T tokens of each, H query and KH key-value heads, D head size.
 """
@@ -8,6 +8,13 @@ from torch import nn
 
 from engine.models.config import ModelConfig
 from engine.models.llama import build_rotary
+
+
+class Norm(nn.RMSNorm):
+    """In float32, whatever products are computed in."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.float())
 
 
 class Heads(nn.Module):

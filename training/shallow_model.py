@@ -11,7 +11,7 @@ from torch import nn
 
 from engine.models.config import LoadedModel, ModelConfig
 from training.distillation import Batch
-from training.heads import Heads
+from training.heads import Heads, Norm
 from training.target_parts import TargetParts
 
 
@@ -21,10 +21,10 @@ class ShallowLayer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         hidden, inner, query = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
-        self.attention_norm = nn.RMSNorm(hidden, config.rms_norm_eps)
+        self.attention_norm = Norm(hidden, config.rms_norm_eps)
         self.qkv = nn.Linear(hidden, query + 2 * config.num_kv_heads * config.head_dim, bias=False)
         self.attention_out = nn.Linear(query, hidden, bias=False)
-        self.mlp_norm = nn.RMSNorm(hidden, config.rms_norm_eps)
+        self.mlp_norm = Norm(hidden, config.rms_norm_eps)
         self.gate_up = nn.Linear(hidden, 2 * inner, bias=False)
         self.down = nn.Linear(inner, hidden, bias=False)
         self.heads = Heads(config)
@@ -61,7 +61,7 @@ class ShallowModule(nn.Module):
         super().__init__()
         self._begun_as = tuple(begun_as)
         self.layers = nn.ModuleList(ShallowLayer(config) for _ in begun_as)
-        self.final_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.final_norm = Norm(config.hidden_size, config.rms_norm_eps)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What engine/heads/shallow.py is built from."""
