@@ -4,7 +4,8 @@ Under `greedy` and `coupled` the text of a request does not depend on drafts, so
 text: a draft is accepted while it is the token that came.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -38,12 +39,22 @@ class Counts:
     def add(self, num_drafts: int, num_accepted: int) -> None:
         """One round."""
         self.num_rounds += 1
-        missing = num_drafts - len(self.drafted)
-        self.drafted += [0] * missing
-        self.accepted += [0] * missing
-        for position in range(num_drafts):
-            self.drafted[position] += 1
-            self.accepted[position] += position < num_accepted
+        self._add([1] * num_drafts, [int(position < num_accepted) for position in range(num_drafts)])
+
+    def add_all(self, others: Iterable["Counts"]) -> "Counts":
+        """The rounds of others too; itself."""
+        for other in others:
+            self.num_rounds += other.num_rounds
+            self._add(other.drafted, other.accepted)
+        return self
+
+    def _add(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
+        missing = [0] * (len(drafted) - len(self.drafted))
+        self.drafted += missing
+        self.accepted += missing
+        for position, (num_drafted, num_accepted) in enumerate(zip(drafted, accepted, strict=True)):
+            self.drafted[position] += num_drafted
+            self.accepted[position] += num_accepted
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -57,15 +68,15 @@ class Counts:
 
 
 def replay(
-    proposer: Proposer, answers: Sequence[Answer], num_draft_tokens: int, states_of: StatesOf | None = None
-) -> Counts:
+    proposer: Proposer, answers: Iterable[Answer], num_draft_tokens: int, states_of: StatesOf | None = None
+) -> Iterator[Counts]:
     """One session after the other, each to its end; `states_of` for a proposer that needs the target's states.
 
     Such a one has no drafts in the first round of an answer, as behind the services.
     """
-    counts = Counts()
     need = proposer.capabilities.hidden_states
     for number, answer in enumerate(answers):
+        counts = Counts()
         key, prompt = SessionKey(number), answer.spec.token_ids
         tokens, num_sent, num_out = (*prompt, *answer.token_ids), 0, 0
         states = None
@@ -87,21 +98,25 @@ def replay(
             counts.add(len(drafts), num_accepted)
             num_out += num_accepted + 1
         proposer.forget(key)
-    return counts
+        yield counts
 
 
-def states_by(engine: SpeculativeEngine) -> StatesOf:
-    """Computed by the target's engine."""
+def states_by(engine: SpeculativeEngine, kept_layers: tuple[int, ...]) -> StatesOf:
+    """Computed by the target's engine, once for the same tokens; of these layers, for proposers that ask for some."""
 
-    def states_of(token_ids: Sequence[int], layers: Sequence[int]) -> torch.Tensor:
+    @functools.cache
+    def kept_of(token_ids: tuple[int, ...]) -> torch.Tensor:
         sequence, parts = engine.create(), []
         for start in range(0, len(token_ids), MAX_STEP_TOKENS):
-            capture = HiddenCapture(tuple(layers))
+            capture = HiddenCapture(kept_layers)
             engine.advance([SequenceInput(sequence, token_ids[start : start + MAX_STEP_TOKENS])], capture)
             assert capture.states is not None
             parts.append(capture.states.bfloat16())
         engine.release(sequence)
         return torch.cat(parts)
+
+    def states_of(token_ids: Sequence[int], layers: Sequence[int]) -> torch.Tensor:
+        return kept_of(tuple(token_ids))[:, [kept_layers.index(layer) for layer in layers]]
 
     return states_of
 

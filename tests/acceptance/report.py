@@ -6,6 +6,7 @@ Writes docs/reports/acceptance.md, and beside it the counts that tests/acceptanc
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 
@@ -21,6 +22,8 @@ from tests.acceptance.workloads import MODEL, TEMPERATURES, WORKLOADS, recorded
 from tests.every_proposer import own_options
 
 NUM_DRAFT_TOKENS = 4
+NUM_CHECKED = 6  # answers of a workload and temperature that the tests replay
+HEADS_READ = (10, 20, 30)  # layers of the target
 REPORTS = Path(__file__).parents[2] / "docs" / "reports"
 
 # A way to draft, and the options that start it; those with --head stand on the demo model.
@@ -53,19 +56,18 @@ def start(name: str) -> Proposer:
 
 def target_states() -> StatesOf:
     """Of the demo model."""
-    return states_by(load_engine(EngineSettings(model=MODEL, prefix_cache=False)).engine)
+    return states_by(load_engine(EngineSettings(model=MODEL, prefix_cache=False)).engine, HEADS_READ)
 
 
-def measure(name: str, states_of: StatesOf) -> dict[str, dict[str, object]]:
-    """Counts of a way by workload and temperature."""
-    measured: dict[str, dict[str, object]] = {}
+def measure(name: str, states_of: StatesOf) -> dict[str, dict[str, dict[str, object]]]:
+    """Counts of a way by workload and temperature: of all answers, and of the first few."""
+    measured = {}
     for workload in WORKLOADS:
         for temperature in TEMPERATURES:
-            counts = replay(start(name), recorded(workload, temperature), NUM_DRAFT_TOKENS, states_of)
+            counts = list(replay(start(name), recorded(workload, temperature), NUM_DRAFT_TOKENS, states_of))
             measured[f"{workload} at {temperature:g}"] = {
-                "num_rounds": counts.num_rounds,
-                "drafted": counts.drafted,
-                "accepted": counts.accepted,
+                "all": asdict(Counts().add_all(counts)),
+                "checked": asdict(Counts().add_all(counts[:NUM_CHECKED])),
             }
     return measured
 
@@ -82,9 +84,9 @@ def main() -> None:
     states_of = target_states()
     measured = {name: measure(name, states_of) for name in WAYS}
     rows = [
-        row(name, case, Counts(**fields))  # type: ignore[arg-type]
+        row(name, case, Counts(**counts["all"]))  # type: ignore[arg-type]
         for name, cases in measured.items()
-        for case, fields in cases.items()
+        for case, counts in cases.items()
     ]
     header = ["proposer", "answers", "mean acceptance length", "drafts a round", "accepted, by position"]
     text = "\n".join(["# Acceptance", "", METHOD, "", *table(header, rows), ""])

@@ -61,7 +61,9 @@ def rows() -> list[list[str]]:
             text,
             str(width),
             f"`{way}`",
-            *cells(replay(load_proposer(way.split()[0], own_options(*arguments)), recorded(), width)),
+            *cells(
+                Counts().add_all(replay(load_proposer(way.split()[0], own_options(*arguments)), recorded(), width))
+            ),
         ]
         for text, recorded in TEXTS.items()
         for width in WIDTHS
