@@ -4,8 +4,8 @@ the time of a round goes.
 One request at a time. Every prompt is answered without drafts and with them, A B A B, by the same services; each pair
 gives one ratio, and all answers of a prompt must have the same tokens, or there is no report. Model services compute
 with one thread each, nothing is pinned, and there is no prefix cache, so no answer finds what another has computed.
-Tokens a second are counted from an answer's first token on. The time of a round is an answer's less that of its first
-token, which is asked for by itself: prompts are not part of it.
+Tokens a second are counted from an answer's first token on; the time of a round is the whole answer's over its rounds,
+so the prompt's forward, part of the first verification, is in it.
 """
 
 import statistics
@@ -24,7 +24,7 @@ from tandem.serving.options import make_parser, positive_int
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Milliseconds of a round, means over an answer's rounds after the first.
+    """Milliseconds of a round, means over an answer's rounds.
 
     `compute` and `queue` as the services measured them, `wire` what the orchestrator waited beyond that.
     """
@@ -37,10 +37,29 @@ class Round:
     verify_queue: float
     verify_wire: float
 
+    @classmethod
+    def of(cls, answer: GenerationResult) -> "Round":
+        """Of the answer's rounds."""
+        figures = answer.speculation
+
+        def mean_ms(total_us: float) -> float:
+            return total_us / 1e3 / figures.num_rounds
+
+        draft, verify = figures.draft_timing, figures.verify_timing
+        return cls(
+            whole=mean_ms(1e6 * (answer.time_to_first_token_s + answer.generation_s)),
+            draft_compute=mean_ms(draft.compute_us),
+            draft_queue=mean_ms(draft.queue_us),
+            draft_wire=mean_ms(1e6 * figures.draft_wait_s - draft.compute_us - draft.queue_us),
+            verify_compute=mean_ms(verify.compute_us),
+            verify_queue=mean_ms(verify.queue_us),
+            verify_wire=mean_ms(1e6 * figures.verify_wait_s - verify.compute_us - verify.queue_us),
+        )
+
     @property
     def rest(self) -> float:
         """At the orchestrator, outside its waits."""
-        return self.whole - sum(value for name, value in self.parts() if name not in ("whole", "rest"))
+        return self.whole - sum(value for name, value in self.parts() if name != "whole")
 
     def parts(self) -> Iterator[tuple[str, float]]:
         """Names and values as measured."""
@@ -54,8 +73,6 @@ class Pair:
 
     plain: GenerationResult
     drafted: GenerationResult
-    plain_round: Round
-    drafted_round: Round
 
     @property
     def ratio(self) -> float:
@@ -76,7 +93,6 @@ def measure(
     pairs = []
     for number, prompt in enumerate([prompts[0], *prompts]):
         both = [GenerateOptions(**{**options, "speculation": drafts}) for drafts in (False, True)]
-        firsts = [client.complete(prompt, **GenerateOptions(**{**one, "max_tokens": 1})) for one in both]
         for _ in range(num_pairs):
             plain, drafted = (client.complete(prompt, **one) for one in both)
             if plain.token_ids != drafted.token_ids:
@@ -84,32 +100,8 @@ def measure(
                     f"{prompt!r}: {plain.token_ids} without drafts, {drafted.token_ids} with"
                 )
             if number > 0 and plain.tokens_per_second and drafted.tokens_per_second:
-                rounds = [round_of(one, first) for one, first in zip((plain, drafted), firsts, strict=True)]
-                pairs.append(Pair(plain, drafted, *rounds))
+                pairs.append(Pair(plain, drafted))
     return pairs
-
-
-def round_of(answer: GenerationResult, first: GenerationResult) -> Round:
-    """Of the answer's rounds, those after its first, which `first` is of."""
-    num_rounds = answer.speculation.num_rounds - first.speculation.num_rounds
-    one, other = answer.speculation, first.speculation
-
-    def mean_ms(total_s: float, first_s: float) -> float:
-        return (total_s - first_s) * 1e3 / num_rounds
-
-    draft_compute = mean_ms(one.draft_timing.compute_us / 1e6, other.draft_timing.compute_us / 1e6)
-    draft_queue = mean_ms(one.draft_timing.queue_us / 1e6, other.draft_timing.queue_us / 1e6)
-    verify_compute = mean_ms(one.verify_timing.compute_us / 1e6, other.verify_timing.compute_us / 1e6)
-    verify_queue = mean_ms(one.verify_timing.queue_us / 1e6, other.verify_timing.queue_us / 1e6)
-    return Round(
-        whole=answer.generation_s * 1e3 / num_rounds,
-        draft_compute=draft_compute,
-        draft_queue=draft_queue,
-        draft_wire=mean_ms(one.draft_wait_s, other.draft_wait_s) - draft_compute - draft_queue,
-        verify_compute=verify_compute,
-        verify_queue=verify_queue,
-        verify_wire=mean_ms(one.verify_wait_s, other.verify_wait_s) - verify_compute - verify_queue,
-    )
 
 
 def report(title: str, pairs: Sequence[Pair], machine: Sequence[str]) -> str:
@@ -120,7 +112,7 @@ def report(title: str, pairs: Sequence[Pair], machine: Sequence[str]) -> str:
         [pair.plain.tokens_per_second or 0.0 for pair in pairs],
         [pair.drafted.tokens_per_second or 0.0 for pair in pairs],
     ]
-    rounds = [[pair.plain_round for pair in pairs], [pair.drafted_round for pair in pairs]]
+    rounds = [[Round.of(pair.plain) for pair in pairs], [Round.of(pair.drafted) for pair in pairs]]
     names = [name for name, _ in rounds[0][0].parts()] + ["rest"]
     rows = [
         [

@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import nn
 
 from engine.heads import eagle, mtp, shallow
-from engine.heads.artefact import Artefact, save_artefact, target_identity
+from engine.heads.artefact import Artefact, load_artefact, save_artefact, target_identity
 from engine.models.config import LoadedModel
 from engine.models.loading import load_model
 from tandem.models import resolve_model
@@ -60,7 +60,8 @@ class Recipe:
 class Training:
     """One run."""
 
-    def __init__(self, recipe: Recipe, target: LoadedModel, corpus: Corpus) -> None:
+    def __init__(self, recipe: Recipe, target: LoadedModel, corpus: Corpus, begun: Artefact | None = None) -> None:
+        """`begun`: a head of the kind that is trained further, instead of one that knows nothing."""
         torch.manual_seed(recipe.seed)
         self.recipe, self.target, self.corpus = recipe, target, corpus
         self._rng = random.Random(recipe.seed)
@@ -70,11 +71,16 @@ class Training:
         self.parts = TargetParts.of(target, reduced_vocabulary(corpus, self._trained, recipe.vocab))
         self._loss_parts = TargetParts.of(target, reduced_vocabulary(corpus, self._trained, recipe.loss_vocab))
         self.head = make_module(recipe, target, corpus)
-        self.head.begin_as(target, self.parts)
+        assert isinstance(self.head, nn.Module)
+        if begun is None:
+            self.head.begin_as(target, self.parts)
+        else:
+            begun.check(recipe.kind, target, {name: tuple(one.shape) for name, one in self.head.tensors().items()})
+            names = self.head.state_dict()
+            self.head.load_state_dict({name: begun.tensors[name.removesuffix(".weight")] for name in names})
         per_epoch = sum(1 for _ in batches(corpus, self._trained, recipe.tokens, random.Random(0)))
         self.num_batches = max(1, math.ceil(recipe.epochs * per_epoch))
         self.num_done = 0
-        assert isinstance(self.head, nn.Module)
         self._parameters = list(self.head.parameters())
         self._optimizer = torch.optim.AdamW(self._parameters, lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.0)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, self._rate)
@@ -154,7 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         Recipe(options.kind), **{name: value for name, value in vars(options).items() if name in names}
     )
     console = Console()
-    training = Training(recipe, load_model(resolve_model(options.model)), Corpus.open(options.corpus))
+    begun = None if options.begin is None else load_artefact(options.begin)
+    training = Training(recipe, load_model(resolve_model(options.model)), Corpus.open(options.corpus), begun)
     started_s = time.monotonic()
 
     def measure() -> None:
@@ -181,6 +188,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="smollm2-135m", help="the target: a name, a directory or a .gguf file")
     parser.add_argument("--corpus", type=Path, required=True, help="directory of training.corpus")
     parser.add_argument("--out", type=Path, required=True, help="directory to write the head to")
+    parser.add_argument("--begin", type=Path, help="directory of a head to train further")
     parser.add_argument("--every", type=int, default=100, help="batches between two measurements")
     for name, meaning in {
         "vocab": "ids of the reduced vocabulary",

@@ -9,7 +9,7 @@ import torch
 
 from engine.backends.base import SequenceInput
 from engine.backends.torch_backend import TorchEngine
-from engine.heads.artefact import load_artefact, save_artefact
+from engine.heads.artefact import ArtefactError, load_artefact, save_artefact
 from engine.heads.eagle import build_eagle
 from engine.heads.mtp import build_mtp
 from engine.heads.shallow import build_shallow
@@ -132,3 +132,18 @@ def test_a_small_model_serves_what_was_trained(corpus: Corpus) -> None:
     for step, normed in enumerate(steps):
         trained = training.parts.logits(normed[0])
         torch.testing.assert_close(served[4 + step], trained[3], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "mtp", "shallow"])
+def test_a_head_is_trained_further_from_where_it_was(corpus: Corpus, tmp_path: Path, kind: str) -> None:
+    training = Training(replace(RECIPE, kind=kind, lr=1e-2, epochs=5), TARGET, corpus)
+    for _ in range(training.num_batches):
+        training.step()
+    save_artefact(training.artefact(training.measure()), tmp_path)
+    begun = load_artefact(tmp_path)
+    again = Training(replace(RECIPE, kind=kind), TARGET, corpus, begun)
+    for name, tensor in again.head.tensors().items():
+        assert torch.equal(tensor, begun.tensors[name])
+    other = "mtp" if kind == "eagle" else "eagle"
+    with pytest.raises(ArtefactError, match=f"of kind '{kind}', not '{other}'"):
+        Training(replace(RECIPE, kind=other), TARGET, corpus, begun)
