@@ -7,7 +7,7 @@ import torch
 
 from draft_service.proposers.kind import ProposerError, ProposerSettings
 from draft_service.proposers.model_base import Drafting, drafting_of
-from draft_service.proposers.trained import resolve_head
+from draft_service.proposers.trained import bundled_names, resolve_head
 from engine.backends.settings import EngineSettings
 from engine.backends.torch_backend import TorchEngine
 from engine.backends.torch_loading import DTYPES
@@ -64,7 +64,10 @@ def read_over_target(settings: ProposerSettings) -> OverTarget:
     """
     engine, head = settings.engine, settings.options.head
     if engine is None or head is None:
-        raise ProposerError("needs a head and its target: name them with --head and --model")
+        raise ProposerError(
+            "needs a head and its target: name them with --head (a directory, or one that comes with tandem: "
+            f"{', '.join(bundled_names()) or 'none'}) and --model"
+        )
     settings.limits.check_step(engine.max_step_tokens)
     drafting = drafting_of(settings)
     if engine.threads is not None:
