@@ -20,7 +20,7 @@ from tests.every_proposer import NAMES
         (["--proposer", "medusa"], f"unknown proposer 'medusa'; there are: {', '.join(NAMES)}"),
         (
             ["--proposer", "eagle"],
-            "proposer 'eagle': needs a head and its target: name them with --head (a directory, or one that comes with tandem: ",
+            "proposer 'eagle': needs a head and its target: name them with --head (a directory, or one that comes with",
         ),
         (
             ["--proposer", "mtp", "--model", "x", "--head", "y", "--min-confidence", "1"],
