@@ -35,14 +35,15 @@ class Recipe:
     num_code: int
     answer_tokens: int = 256
     code_tokens: int = 96
-    greedy_share: float = 0.6  # of the answers; the others have temperature 1
+    greedy_share: float = 0.6  # of the first answers; the others have temperature 1
+    answers: int = 1  # to a question; the second and further ones have temperature 1
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
     """A prompt and what the target went on with."""
 
-    index: int
+    index: int  # of the question or the piece of code
     kind: str  # "chat" or "code"
     temperature: float
     prompt_token_ids: list[int]
@@ -50,7 +51,7 @@ class Example:
 
 
 class Writer:
-    """Asks the target for one example at a time."""
+    """Asks the target for what one index stands for."""
 
     def __init__(self, client: TandemClient, vocabulary: Vocabulary, recipe: Recipe) -> None:
         assert vocabulary.chat_template is not None
@@ -60,8 +61,8 @@ class Writer:
         code = code_prompts(random.Random(recipe.seed))
         self._code = [next(code) for _ in range(recipe.num_code)]
 
-    async def example(self, index: int) -> Example | None:
-        """The example of this index; None where the model had no question."""
+    async def examples(self, index: int) -> list[Example]:
+        """All that the target writes for this index; nothing where it had no question."""
         rng = random.Random(f"{self._recipe.seed}/{index}")
         temperature = 0.0 if rng.random() < self._recipe.greedy_share else 1.0
         seed = rng.getrandbits(64)
@@ -70,11 +71,16 @@ class Writer:
         else:
             question = await self._question(rng.choice(OPENERS), seed)
             if question is None:
-                return None
+                return []
             prompt, kind, max_tokens = self._rendered(question), "chat", self._recipe.answer_tokens
-        options: dict[str, Any] = {"temperature": temperature, "seed": seed, "max_tokens": max_tokens}
-        result = await self._client.complete(prompt, speculation=False, **options)
-        return Example(index, kind, temperature, self._vocabulary.encode_verbatim(prompt), list(result.token_ids))
+        prompt_ids, examples = self._vocabulary.encode_verbatim(prompt), []
+        for number in range(self._recipe.answers):
+            options: dict[str, Any] = {"temperature": temperature if number == 0 else 1.0, "seed": seed}
+            result = await self._client.complete(
+                prompt, sample_index=number, max_tokens=max_tokens, speculation=False, **options
+            )
+            examples.append(Example(index, kind, options["temperature"], prompt_ids, list(result.token_ids)))
+        return examples
 
     async def _question(self, opener: str, seed: int) -> str | None:
         """A user's message that the model itself makes of the opener."""
@@ -115,11 +121,10 @@ async def write(
             async def work() -> None:
                 nonlocal num_tokens
                 for index in remaining:
-                    example = await writer.example(index)
-                    if example is not None:
-                        lines.write(json.dumps(asdict(example)) + "\n")
-                        lines.flush()
-                        num_tokens += len(example.token_ids)
+                    examples = await writer.examples(index)
+                    lines.write("".join(json.dumps(asdict(example)) + "\n" for example in examples))
+                    lines.flush()
+                    num_tokens += sum(len(example.token_ids) for example in examples)
                     progress.update(bar, advance=1, tokens=num_tokens)
 
             await asyncio.gather(*(work() for _ in range(at_once)))
@@ -134,13 +139,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the recipe")
     parser.add_argument("--chats", type=int, default=6000, help="conversations")
     parser.add_argument("--code", type=int, default=2000, help="pieces of code to continue")
+    parser.add_argument("--greedy-share", type=float, default=0.6, help="of the first answers")
+    parser.add_argument("--answers", type=int, default=1, help="to each question, one after the other")
     parser.add_argument("--at-once", type=int, default=48, help="requests in flight")
     parser.add_argument("--threads", type=int, help="of the target; default: all cores")
     options = parser.parse_args(arguments)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     vocabulary = Vocabulary.load(resolve_model(options.model))
     choice = ClusterChoice(options.model, options.dtype, None, False, 0, options.threads)
-    recipe = Recipe(options.seed, options.chats, options.code)
+    recipe = Recipe(
+        options.seed, options.chats, options.code, greedy_share=options.greedy_share, answers=options.answers
+    )
     indices = missing(recipe, options.out)
     with LocalCluster(choice.plan(), quiet=True) as cluster, options.out.open("a") as lines:
         address = cluster.addresses["orchestrator"]
