@@ -62,7 +62,7 @@ bench-target: $(READY)
 	GRPC_VERBOSITY=ERROR $(BIN)/tandem bench target --out docs/reports/target_throughput.md
 
 # What trained drafts cost, what they are worth on recorded answers, and what they save, with one thread a service;
-# writes docs/reports/draft_cost_{eagle,mtp,draft_model}.md, acceptance.{md,json} and speculation.md.
+# writes docs/reports/draft_cost_{eagle,mtp,draft_model}.md, acceptance.{md,json}, speculation.md and speculation_k2.md.
 bench-drafts: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
 	$(BIN)/tandem bench draft --proposer eagle --head smollm2-135m-eagle --threads 2 --out docs/reports/draft_cost_eagle.md
@@ -72,6 +72,8 @@ bench-drafts: $(READY)
 	$(BIN)/python -m tests.acceptance.report
 	GRPC_VERBOSITY=ERROR $(BIN)/python -m loadtest.speculation --proposer eagle --head smollm2-135m-eagle \
 		--out docs/reports/speculation.md
+	GRPC_VERBOSITY=ERROR $(BIN)/python -m loadtest.speculation --proposer eagle --head smollm2-135m-eagle --drafts 2 \
+		--out docs/reports/speculation_k2.md
 
 # Locust for 20 seconds against `tandem up`.
 loadtest: $(READY)

@@ -43,8 +43,7 @@ class Recipe:
     """All that decides the result, but corpus and target."""
 
     kind: str
-    vocab: int = 12288  # ids that can be drafted
-    loss_vocab: int = 8192  # of them, those that the loss is over: a head's last state is good for the others too
+    vocab: int = 8192  # ids that can be drafted
     steps: int = 3  # drafts in a row that are trained
     single: float = 0.5  # of the batches, from the first on: one draft only, which is twice as fast
     inner: int = 1024  # of an mtp head
@@ -69,7 +68,6 @@ class Training:
         self._rng.shuffle(numbers)
         self.held_out, self._trained = numbers[: recipe.held_out], numbers[recipe.held_out :]
         self.parts = TargetParts.of(target, reduced_vocabulary(corpus, self._trained, recipe.vocab))
-        self._loss_parts = TargetParts.of(target, reduced_vocabulary(corpus, self._trained, recipe.loss_vocab))
         self.head = make_module(recipe, target, corpus)
         assert isinstance(self.head, nn.Module)
         if begun is None:
@@ -92,7 +90,7 @@ class Training:
             self._waiting = list(batches(self.corpus, self._trained, self.recipe.tokens, self._rng))
         batch = read(self.corpus, self._waiting.pop())
         with torch.autocast("cpu", torch.bfloat16, enabled=bool(self.recipe.bfloat16)):
-            parts = list(losses(self.head, self._loss_parts, batch, self._num_steps))
+            parts = list(losses(self.head, self.parts, batch, self._num_steps))
         loss = torch.stack([part * _STEP_WEIGHT**step for step, part in enumerate(parts)]).sum()
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -192,7 +190,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--every", type=int, default=100, help="batches between two measurements")
     for name, meaning in {
         "vocab": "ids of the reduced vocabulary",
-        "loss_vocab": "of them, those that the loss is over",
         "steps": "drafts in a row that are trained",
         "single": "of the batches, from the first on: one draft only",
         "inner": "inner size of an mtp head",
