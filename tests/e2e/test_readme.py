@@ -20,8 +20,15 @@ def test_every_link_and_every_named_file_is_there() -> None:
     paths = re.findall(r"\]\(([^)]+)\)", README)
     paths += re.findall(r"`([\w./]+\.(?:py|yml|md)|[\w./]+/)`", README)
     assert len(paths) > 15
-    missing = [path for path in paths if not (ROOT / path).exists()]
-    assert missing == []
+    assert [path for path in paths if not _is_there(path)] == []
+
+
+def _is_there(path: str) -> bool:
+    name, _, anchor = path.partition("#")
+    if not (ROOT / name).exists():
+        return False
+    headings = re.findall(r"^#+ (.+)$", (ROOT / name).read_text(), re.MULTILINE) if anchor else []
+    return not anchor or anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
 def test_every_make_target_it_names_exists() -> None:
