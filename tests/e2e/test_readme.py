@@ -28,7 +28,9 @@ def _is_there(path: str) -> bool:
     if not (ROOT / name).exists():
         return False
     headings = re.findall(r"^#+ (.+)$", (ROOT / name).read_text(), re.MULTILINE) if anchor else []
-    return not anchor or anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+    return not anchor or anchor in {
+        re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings
+    }
 
 
 def test_every_make_target_it_names_exists() -> None:
