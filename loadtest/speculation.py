@@ -127,9 +127,7 @@ def report(title: str, pairs: Sequence[Pair], machine: Sequence[str]) -> str:
         [
             "# Speculation, end to end",
             "",
-            *(__doc__ or "").strip().splitlines()[0:2],
-            "",
-            *(__doc__ or "").strip().splitlines()[3:],
+            *(__doc__ or "").strip().splitlines(),
             "",
             title,
             *machine,

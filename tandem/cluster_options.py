@@ -135,7 +135,7 @@ class ClusterChoice:
     insecure: bool = False
     passed: PassedOptions = PassedOptions()
     proposer: str | None = None  # None: as draft_model and prompt_lookup say
-    head: str | None = None  # a directory with what was trained for the target
+    head: str | None = None  # what was trained for the target: a directory, or a name that comes with the package
 
     def plan(self, host: str = "127.0.0.1", port: int = 0) -> ClusterPlan:
         """The orchestrator on `port`, target and draft on the next two; free ports for 0."""
