@@ -32,7 +32,7 @@ class BatchItem:
     num_cached_tokens: int
     block_ids: Sequence[int]
     num_logits_rows: int
-    states: torch.Tensor | None = None  # float32 [n, E], what a head reads beside each token
+    states: torch.Tensor | None = None  # float32 [n, W], what a head reads beside each token
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class ForwardBatch:
     cu_seqlens_q: tuple[int, ...]  # [N+1]: sequence n owns tokens cu_seqlens_q[n]..cu_seqlens_q[n+1]
     context_lens: tuple[int, ...]  # [N]: rows of the sequence after this step
     logits_rows: torch.Tensor  # int64 [R] -> token
-    states: torch.Tensor | None = None  # float32 [P, E] of a head, rows T..P-1 as those of token_ids
+    states: torch.Tensor | None = None  # float32 [P, W] of a head, rows T..P-1 as those of token_ids
 
     @property
     def num_tokens(self) -> int:

@@ -19,6 +19,7 @@ from engine.kernels.cpu_reference import TorchKernels
 from engine.models.config import LoadedModel, ModelConfig
 from engine.models.linear import PackedLinear
 from engine.models.llama import build_rotary
+from tandem.ngram_index import MAX_NGRAM_SIZE, Recurrence
 from tandem.types import HiddenStates, ModelInfo
 from tests.draft.support import make_spec
 
@@ -43,7 +44,7 @@ def random_eagle(target: LoadedModel, num_ids: int = 100, seed: int = 0) -> Arte
         target=target_identity(target),
         layers=LAYERS,
         token_ids=torch.arange(vocab_size - num_ids, vocab_size),
-        tensors=random_tensors(eagle_shapes(target.config, len(LAYERS)), seed),
+        tensors=random_tensors(eagle_shapes(target.config, len(LAYERS), 48), seed),
         recipe={"seed": seed},
         path="random",
     )
@@ -62,24 +63,44 @@ def random_mtp(target: LoadedModel, num_ids: int = 100, num_steps: int = 3, seed
     )
 
 
+def searched_recurrence(tokens: Sequence[int]) -> Recurrence:
+    """What followed the last tokens at the right-most place where most of them stood before, by looking everywhere."""
+    for size in range(min(MAX_NGRAM_SIZE, len(tokens)), 0, -1):
+        for end in range(len(tokens) - 1, size - 1, -1):
+            if list(tokens[end - size : end]) == list(tokens[-size:]):
+                return Recurrence(tokens[end], size)
+    return Recurrence()
+
+
+def naive_hint(
+    tensors: Mapping[str, torch.Tensor], embedding: torch.Tensor, tokens: Sequence[int], eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hint [E] after these tokens, and what is added to the result [E]."""
+    found = searched_recurrence(tokens)
+    token = F.rms_norm(embedding[found.token_id], embedding.shape[1:], tensors["hints.norm"], eps)
+    if found.size == 0:
+        token = torch.zeros_like(token)
+    return token + tensors["hints.size"][found.size], token * tensors["hints.gain"][found.size]
+
+
 def naive_mtp(
-    artefact: Artefact, target: LoadedModel, token_id: int, state: torch.Tensor, num_drafts: int
+    artefact: Artefact, target: LoadedModel, tokens: Sequence[int], state: torch.Tensor, num_drafts: int
 ) -> list[int]:
-    """Greedy drafts after a token, from the target's last state [E] of the row before it."""
+    """Greedy drafts after tokens, from the target's last state [E] of the row before the last of them."""
     tensors, eps = artefact.tensors, target.config.rms_norm_eps
     embedding = target.weights["model.embed_tokens.weight"]
     head = embedding if target.config.tie_word_embeddings else target.weights["lm_head.weight"]
-    drafts: list[int] = []
+    fed = list(tokens)
     for number in range(num_drafts):
         step = min(number, len(tensors["final_norms"]) - 1)
-        token = F.rms_norm(embedding[token_id], (len(state),), tensors["token_norms"][step], eps)
-        both = torch.cat([token, F.rms_norm(state, (len(state),), tensors["state_norms"][step], eps)])
+        token = F.rms_norm(embedding[fed[-1]], (len(state),), tensors["token_norms"][step], eps)
+        hint, added = naive_hint(tensors, embedding, fed, eps)
+        both = torch.cat([token, F.rms_norm(state, (len(state),), tensors["state_norms"][step], eps), hint])
         gate, up = (tensors["gate_up"] @ both).chunk(2)
-        state = state + tensors["down"] @ (F.silu(gate) * up)
+        state = state + tensors["down"] @ (F.silu(gate) * up) + added
         logits = head[artefact.token_ids] @ F.rms_norm(state, (len(state),), tensors["final_norms"][step], eps)
-        token_id = int(artefact.token_ids[int(logits.argmax())])
-        drafts.append(token_id)
-    return drafts
+        fed.append(int(artefact.token_ids[int(logits.argmax())]))
+    return fed[len(tokens) :]
 
 
 def random_shallow(target: LoadedModel, num_ids: int = 100, seed: int = 0) -> Artefact:
@@ -153,8 +174,12 @@ class NaiveEagle:
 
     def greedy(self, tokens: Sequence[int], states: torch.Tensor, num_drafts: int) -> list[int]:
         """Drafts after `tokens`; `states` [rows, L, E] of the target, one row fewer than tokens."""
-        fused = states.flatten(1) @ self._tensors["fuse"].T
-        fed = list(tokens[1:])
+        others = [
+            F.rms_norm(states[:, layer], states.shape[-1:], weights, self._config.rms_norm_eps)
+            for layer, weights in enumerate(self._tensors["states_norm"])
+        ]
+        fused = states[:, -1] + torch.cat(others, dim=-1) @ self._tensors["fuse"].T
+        fed = list(tokens)
         drafts: list[int] = []
         for _ in range(num_drafts):
             own = self._layer(fed, fused)[-1:]
@@ -165,10 +190,15 @@ class NaiveEagle:
         return drafts
 
     def _layer(self, fed: Sequence[int], states: torch.Tensor) -> torch.Tensor:
-        """Rows [n, E] of these tokens and the states before them."""
-        config, num_rows = self._config, len(fed)
-        embedded = F.embedding(torch.tensor(fed), self._embedding)
-        both = torch.cat([self._norm(embedded, "token_norm"), self._norm(states, "state_norm")], dim=-1)
+        """Rows [n - 1, E] of these n tokens but the first, and the states before them."""
+        config, num_rows = self._config, len(fed) - 1
+        token = self._norm(F.embedding(torch.tensor(fed[1:]), self._embedding), "token_norm")
+        hints = [
+            naive_hint(self._tensors, self._embedding, fed[: end + 1], config.rms_norm_eps)
+            for end in range(1, len(fed))
+        ]
+        hint, added = (torch.stack(parts) for parts in zip(*hints, strict=True))
+        both = torch.cat([token, self._norm(states, "state_norm"), hint], dim=-1)
         heads = (both @ self._tensors["qkv"].T).view(num_rows, -1, config.head_dim).transpose(0, 1)
         sizes = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         query, key, value = torch.split(heads, sizes)
@@ -176,8 +206,9 @@ class NaiveEagle:
         key, value = self._rotated(key).repeat_interleave(groups, 0), value.repeat_interleave(groups, 0)
         attended = F.scaled_dot_product_attention(self._rotated(query), key, value, is_causal=True)
         out = states + attended.transpose(0, 1).flatten(1) @ self._tensors["attention_out"].T
-        gate, up = (self._norm(out, "mlp_norm") @ self._tensors["gate_up"].T).chunk(2, dim=-1)
-        return out + (F.silu(gate) * up) @ self._tensors["down"].T
+        read = torch.cat([token, self._norm(out, "mlp_norm"), hint], dim=-1)
+        gate, up = (read @ self._tensors["gate_up"].T).chunk(2, dim=-1)
+        return out + (F.silu(gate) * up) @ self._tensors["down"].T + added
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return F.rms_norm(x, x.shape[-1:], self._tensors[name], self._config.rms_norm_eps)

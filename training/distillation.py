@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.models.config import LoadedModel
+from tandem.ngram_index import NgramIndex
 from training.corpus import Corpus
 from training.target_parts import TargetParts
 
@@ -46,6 +47,8 @@ class Batch:
 
     token_ids: torch.Tensor  # int64 [B, N]
     states: torch.Tensor  # float32 [B, N, L, E]
+    recurring: torch.Tensor  # int64 [B, N]: the token of each token's `Recurrence`
+    sizes: torch.Tensor  # int64 [B, N]: of its n-gram
     is_answer: torch.Tensor  # bool [B, N]: the target wrote the token
 
 
@@ -56,12 +59,18 @@ def read(corpus: Corpus, documents: Sequence[int]) -> Batch:
     token_ids = torch.zeros(len(documents), longest, dtype=torch.int64)
     states = torch.zeros(len(documents), longest, num_layers, hidden)
     is_answer = torch.zeros(len(documents), longest, dtype=torch.bool)
+    recurring, sizes = torch.zeros_like(token_ids), torch.zeros_like(token_ids)
     for row, (number, length) in enumerate(zip(documents, lengths, strict=True)):
         start = int(corpus.starts[number])
         token_ids[row, :length] = torch.from_numpy(corpus.token_ids[start : start + length].astype(np.int64))
         states[row, :length] = corpus.states(start, start + length).float()
         is_answer[row, int(corpus.prompt_lens[number]) : length] = True
-    return Batch(token_ids, states, is_answer)
+        index = NgramIndex()
+        for token_id in token_ids[row, :length].tolist():
+            index.append(token_id)
+        recurring[row, :length] = torch.tensor([one.token_id for one in index.recurrences])
+        sizes[row, :length] = torch.tensor([one.size for one in index.recurrences])
+    return Batch(token_ids, states, recurring, sizes, is_answer)
 
 
 def batches(corpus: Corpus, documents: Sequence[int], max_tokens: int, rng: random.Random) -> Iterator[list[int]]:

@@ -1,9 +1,7 @@
 """The head of proposer `eagle` as it is trained: one decoder layer over the target's hidden states and its own.
 
-From the target's states after some layers it makes one fused state per token; with the next token's embedding a layer
-turns it into the state that stands for the token after, whose logits are drafts. Further drafts go on from the layer's
-own states, as they will when it serves: in training too, so that it learns to live with what it has made itself
-(EAGLE-3, arXiv 2503.01840).
+What it computes is engine/heads/eagle.py's. Further drafts go on from the layer's own states, as they will when it
+serves: in training too, so that it learns to live with what it has made itself (EAGLE-3, arXiv 2503.01840).
 
 Letters: B documents, T anchors of each (a token whose states are known, and whose next token is), L layers asked of
 the target, E hidden size, H query and KH key-value heads, D head size, I intermediate size, U ids of the reduced
@@ -18,24 +16,27 @@ from torch import nn
 
 from engine.models.config import LoadedModel, ModelConfig
 from training.distillation import Batch
-from training.heads import Heads, Norm
+from training.heads import Heads, Hints, Norm
 from training.target_parts import TargetParts
 
 
 class EagleModule(nn.Module):
     """Trained weights alone; the target's parts are passed in."""
 
-    def __init__(self, config: ModelConfig, num_states: int) -> None:
+    def __init__(self, config: ModelConfig, num_states: int, inner: int) -> None:
         super().__init__()
-        hidden, inner, query = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+        hidden, query = config.hidden_size, config.num_heads * config.head_dim
         self.config = config
-        self.fuse = nn.Linear(num_states * hidden, hidden, bias=False)
+        if num_states > 1:
+            self.states_norm = nn.Parameter(torch.ones(num_states - 1, hidden))
+            self.fuse = nn.Linear((num_states - 1) * hidden, hidden, bias=False)
         self.token_norm = Norm(hidden, config.rms_norm_eps)
         self.state_norm = Norm(hidden, config.rms_norm_eps)
-        self.qkv = nn.Linear(2 * hidden, query + 2 * config.num_kv_heads * config.head_dim, bias=False)
+        self.hints = Hints(config)
+        self.qkv = nn.Linear(3 * hidden, query + 2 * config.num_kv_heads * config.head_dim, bias=False)
         self.attention_out = nn.Linear(query, hidden, bias=False)
         self.mlp_norm = Norm(hidden, config.rms_norm_eps)
-        self.gate_up = nn.Linear(hidden, 2 * inner, bias=False)
+        self.gate_up = nn.Linear(3 * hidden, 2 * inner, bias=False)
         self.down = nn.Linear(inner, hidden, bias=False)
         self.final_norm = Norm(hidden, config.rms_norm_eps)
         self.heads = Heads(config)
@@ -45,53 +46,41 @@ class EagleModule(nn.Module):
         return {name.removesuffix(".weight"): tensor.detach() for name, tensor in self.state_dict().items()}
 
     @torch.no_grad()
-    def begin_as(self, target: LoadedModel, parts: TargetParts) -> None:
-        """Start from the target's last state, and from its last layer but for what that adds to it: nothing yet."""
-        weights, hidden = target.weights, self.config.hidden_size
-        prefix = f"model.layers.{self.config.num_layers - 1}"
-
-        def of(name: str) -> torch.Tensor:
-            return weights[f"{prefix}.{name}.weight"].float()
-
-        self.fuse.weight.zero_()
-        self.fuse.weight[:, -hidden:] = torch.eye(hidden)
-        self.qkv.weight.zero_()
-        self.qkv.weight[:, hidden:] = torch.cat([of(f"self_attn.{name}_proj") for name in "qkv"])
-        self.attention_out.weight.zero_()
-        self.gate_up.weight.copy_(torch.cat([of("mlp.gate_proj"), of("mlp.up_proj")]))
-        self.down.weight.zero_()
-        self.state_norm.weight.copy_(of("input_layernorm"))
-        self.mlp_norm.weight.copy_(of("post_attention_layernorm"))
+    def begin_as(self, target: LoadedModel, parts: TargetParts) -> None:  # noqa: ARG002 - as the other heads'
+        """Start from the target's last state and its last norm, with nothing added."""
         self.final_norm.weight.copy_(parts.final_norm)
+        for linear in (self.attention_out, self.down, getattr(self, "fuse", None)):
+            if linear is not None:
+                linear.weight.zero_()
 
     def unroll(self, parts: TargetParts, batch: Batch, num_steps: int) -> Iterator[torch.Tensor]:
         """See `HeadModule`."""
-        next_ids = batch.token_ids[:, 1:]
-        state = self.fuse(batch.states[:, :-1].flatten(2)).float()
+        state = self._fused(batch.states[:, :-1])
         keys: list[torch.Tensor] = []
         values: list[torch.Tensor] = []
         for step in range(num_steps):
-            tokens = F.embedding(torch.roll(next_ids, -step, dims=1), parts.embedding)
-            state = self._layer(tokens, state, step, keys, values)
+            tokens, recurring, sizes = (
+                torch.roll(one[:, 1:], -step, dims=1) for one in (batch.token_ids, batch.recurring, batch.sizes)
+            )
+            token = self.token_norm(F.embedding(tokens, parts.embedding))
+            hint, added = self.hints(parts.embedding, recurring, sizes)
+            query, key, value = self.heads(self.qkv(torch.cat([token, self.state_norm(state), hint], dim=-1)), step)
+            keys.append(key)
+            values.append(value)
+            attended = _attend(query, keys, values)
+            state = state + self.attention_out(attended.transpose(1, 2).flatten(2)).float()
+            gate, up = self.gate_up(torch.cat([token, self.mlp_norm(state), hint], dim=-1)).chunk(2, dim=-1)
+            state = state + self.down(F.silu(gate) * up).float() + added
             yield self.final_norm(state)
 
-    def _layer(
-        self,
-        tokens: torch.Tensor,
-        state: torch.Tensor,
-        step: int,
-        keys: list[torch.Tensor],
-        values: list[torch.Tensor],
-    ) -> torch.Tensor:
-        both = torch.cat([self.token_norm(tokens), self.state_norm(state)], dim=-1)
-        query, key, value = self.heads(self.qkv(both), step)
-        keys.append(key)
-        values.append(value)
-        attended = _attend(query, keys, values)
-        state = state + self.attention_out(attended.transpose(1, 2).flatten(2))
-        gate, up = self.gate_up(self.mlp_norm(state)).chunk(2, dim=-1)
-        result: torch.Tensor = state + self.down(F.silu(gate) * up)
-        return result
+    def _fused(self, states: torch.Tensor) -> torch.Tensor:
+        """The target's states [B, T, L, E] -> [B, T, E]."""
+        last, others = states[:, :, -1], states[:, :, :-1]
+        if not others.shape[2]:
+            return last
+        scale = torch.rsqrt(others.pow(2).mean(dim=-1, keepdim=True) + self.config.rms_norm_eps)
+        fused: torch.Tensor = last + self.fuse((others * scale * self.states_norm).flatten(2)).float()
+        return fused
 
 
 def _attend(query: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor]) -> torch.Tensor:

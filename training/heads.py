@@ -1,11 +1,13 @@
-"""Norms and attention heads of a layer while it is trained.
+"""Norms, hints and attention heads of a layer while it is trained.
 
 Letters: B documents, T tokens of each, H query and KH key-value heads, D head size.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+from engine.heads.hints import NUM_SIZES
 from engine.models.config import ModelConfig
 from engine.models.llama import build_rotary
 
@@ -15,6 +17,23 @@ class Norm(nn.RMSNorm):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x.float())
+
+
+class Hints(nn.Module):
+    """What a head is told of recurrences: see engine/heads/hints.py."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.norm = Norm(config.hidden_size, config.rms_norm_eps)
+        self.size = nn.Parameter(0.5 * torch.randn(NUM_SIZES, config.hidden_size))
+        self.gain = nn.Parameter(torch.zeros(NUM_SIZES, config.hidden_size))
+
+    def forward(
+        self, embedding: torch.Tensor, token_ids: torch.Tensor, sizes: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Recurring tokens and sizes [...] -> hint, and what is added to the result, [..., E]."""
+        token = self.norm(F.embedding(token_ids, embedding)) * (sizes > 0)[..., None]
+        return token + self.size[sizes], token * self.gain[sizes]
 
 
 class Heads(nn.Module):

@@ -12,6 +12,7 @@ from torch import nn
 
 from engine.models.config import LoadedModel, ModelConfig
 from training.distillation import Batch
+from training.heads import Hints
 from training.target_parts import TargetParts
 
 
@@ -25,7 +26,8 @@ class MtpModule(nn.Module):
         self.token_norms = nn.Parameter(torch.ones(num_steps, hidden))
         self.state_norms = nn.Parameter(torch.ones(num_steps, hidden))
         self.final_norms = nn.Parameter(torch.ones(num_steps, hidden))
-        self.gate_up = nn.Linear(2 * hidden, 2 * inner, bias=False)
+        self.hints = Hints(config)
+        self.gate_up = nn.Linear(3 * hidden, 2 * inner, bias=False)
         self.down = nn.Linear(inner, hidden, bias=False)
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -40,19 +42,21 @@ class MtpModule(nn.Module):
 
     def unroll(self, parts: TargetParts, batch: Batch, num_steps: int) -> Iterator[torch.Tensor]:
         """See `HeadModule`; of the states it reads the last layer's."""
-        next_ids = batch.token_ids[:, 1:]
-        state, size = batch.states[:, :-1, -1], (self.config.hidden_size,)
-        eps = self.config.rms_norm_eps
+        state, size, eps = batch.states[:, :-1, -1], (self.config.hidden_size,), self.config.rms_norm_eps
         for step in range(num_steps):
             row = min(step, len(self.final_norms) - 1)
-            tokens = F.embedding(torch.roll(next_ids, -step, dims=1), parts.embedding)
+            tokens, recurring, sizes = (
+                torch.roll(one[:, 1:], -step, dims=1) for one in (batch.token_ids, batch.recurring, batch.sizes)
+            )
+            hint, added = self.hints(parts.embedding, recurring, sizes)
             both = torch.cat(
                 [
-                    F.rms_norm(tokens, size, self.token_norms[row], eps),
+                    F.rms_norm(F.embedding(tokens, parts.embedding), size, self.token_norms[row], eps),
                     F.rms_norm(state, size, self.state_norms[row], eps),
+                    hint,
                 ],
                 dim=-1,
             )
             gate, up = self.gate_up(both).chunk(2, dim=-1)
-            state = state + self.down(F.silu(gate) * up)
+            state = state + self.down(F.silu(gate) * up).float() + added
             yield F.rms_norm(state, size, self.final_norms[row], eps)

@@ -46,7 +46,7 @@ class Recipe:
     vocab: int = 8192  # ids that can be drafted
     steps: int = 3  # drafts in a row that are trained
     single: float = 0.5  # of the batches, from the first on: one draft only, which is twice as fast
-    inner: int = 1024  # of an mtp head
+    inner: int = 1024  # of an eagle or mtp head
     depth: int = 3  # layers of a small model
     epochs: float = 1.0
     tokens: int = 1024  # of a batch
@@ -136,7 +136,7 @@ class Training:
 def make_module(recipe: Recipe, target: LoadedModel, corpus: Corpus) -> HeadModule:
     """A head of the recipe's kind."""
     if recipe.kind == eagle.KIND:
-        return EagleModule(target.config, len(corpus.layers))
+        return EagleModule(target.config, len(corpus.layers), recipe.inner)
     if recipe.kind == shallow.KIND:
         return ShallowModule(target.config, layers_of(recipe, target, corpus))
     return MtpModule(target.config, recipe.steps, recipe.inner)
@@ -192,7 +192,7 @@ def build_parser() -> argparse.ArgumentParser:
         "vocab": "ids of the reduced vocabulary",
         "steps": "drafts in a row that are trained",
         "single": "of the batches, from the first on: one draft only",
-        "inner": "inner size of an mtp head",
+        "inner": "inner size of an eagle or mtp head",
         "depth": "layers of a small model",
         "epochs": "passes over the corpus",
         "tokens": "of a batch",

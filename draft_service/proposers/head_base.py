@@ -1,7 +1,8 @@
 """What proposers share that draft with a head over the target's hidden states.
 
-A head reads a token and a state a row. Its first forward of a round reads the target's states, further ones its own.
-Rows of drafts are dropped when the drafts are made; the next round feeds what was accepted with the target's states.
+A head reads a token, a state and a hint a row. Its first forward of a round reads the target's states, further ones
+its own. Rows of drafts are dropped when the drafts are made; the next round feeds what was accepted with the target's
+states.
 
 Letters: A sessions whose next draft a forward decides, L layers of the target, E hidden size, V vocabulary, U ids of
 the reduced one.
@@ -14,13 +15,16 @@ from typing import Protocol
 import torch
 
 from draft_service.proposers.base import HiddenStatesNeed, ProposeInput, SessionKey
+from draft_service.proposers.draft_kv import common_prefix_len
 from draft_service.proposers.draft_round import DraftRound
 from draft_service.proposers.kind import ProposerSettings
 from draft_service.proposers.model_base import Drafting, ModelIdentity, ModelProposer
 from draft_service.proposers.over_target import OverTarget, read_over_target
 from engine.backends.base import HiddenCapture, SequenceInput, SpeculativeEngine
 from engine.backends.torch_backend import TorchEngine
+from engine.heads.hints import Hints
 from engine.models.decoder import DecoderModel
+from tandem.ngram_index import NgramIndex
 
 KV_MEMORY_BYTES = 64 << 20  # by default: a row of a head takes little
 _OWN_LAYER = (1,)
@@ -39,8 +43,13 @@ class Head(DecoderModel, Protocol):
         """Int64 [U], ascending: the target's ids of its logits."""
         ...
 
+    @property
+    def hints(self) -> Hints:
+        """What makes its rows' input of states and recurrences."""
+        ...
+
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
-        """The target's states [rows, L, E] -> what its rows read, float32 [rows, E]."""
+        """The target's states [rows, L, E] -> one state a row, float32 [rows, E]."""
         ...
 
 
@@ -58,6 +67,7 @@ class HeadProposer(ModelProposer):
         super().__init__(engine, identity, drafting, head.token_ids)
         self._head = head
         self._states: dict[SessionKey, torch.Tensor] = {}  # float32 [n, E]: what the next forward reads
+        self._indices: dict[SessionKey, NgramIndex] = {}  # of committed tokens, in a round of its drafts too
 
     @abstractmethod
     def _first_row(self, draft: DraftRound) -> int:
@@ -70,6 +80,8 @@ class HeadProposer(ModelProposer):
         lost = {draft.key for draft in planned if not self._has_rows(draft)}
         fed = [draft for draft in planned if draft.key not in lost and draft.num_fed]
         self._states = {}
+        for draft in fed:
+            self._follow(draft)
         if fed:
             rows = [self._target_rows(draft) for draft in fed]
             fused = torch.split(self._head.fuse(torch.cat(rows)), [len(part) for part in rows])
@@ -92,7 +104,23 @@ class HeadProposer(ModelProposer):
     def _input(self, draft: DraftRound) -> SequenceInput:
         num_rows = 0 if draft.is_behind else 1
         fed = draft.pending[: draft.num_fed]
-        return SequenceInput(self.kv.sequence_id(draft.key), fed, num_rows, self._states[draft.key])
+        index, first = self._indices[draft.key], self._first_row(draft) + 1 + len(draft.token_ids)
+        if draft.token_ids:
+            index.append(draft.token_ids[-1])
+        states = self._head.hints.beside(self._states[draft.key], index.recurrences[first : first + draft.num_fed])
+        return SequenceInput(self.kv.sequence_id(draft.key), fed, num_rows, states)
+
+    def _follow(self, draft: DraftRound) -> None:
+        """The session's index has the committed tokens."""
+        index, committed = self._indices.setdefault(draft.key, NgramIndex()), draft.item.committed_token_ids
+        num_kept = common_prefix_len(index.token_ids, committed)
+        index.truncate(num_kept)
+        for token_id in committed[num_kept:]:
+            index.append(token_id)
+
+    def forget(self, session_key: SessionKey) -> None:
+        super().forget(session_key)
+        self._indices.pop(session_key, None)
 
     def _capture(self) -> HiddenCapture | None:
         return HiddenCapture(_OWN_LAYER)

@@ -41,7 +41,7 @@ class SequenceInput:
     sequence_id: SequenceId
     token_ids: Sequence[int]
     num_logits_rows: int = 0
-    states: "torch.Tensor | None" = None  # float32 [n, E]: what a head reads beside each token; None for a model
+    states: "torch.Tensor | None" = None  # float32 [n, W]: what a head reads beside each token; None for a model
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """The head of proposer `mtp`: a recurrent network that goes on from the target's last hidden state, token by token.
 
 Every step has the same matrices and layer norms of its own: state' = state + down(silu(gate) * up) of the step's norms
-of token and state, and the head's logits for the next draft come from the step's norm of state'. Steps past the last
-that was trained use its norms. There is no attention: nothing is ever written to key-value memory.
+of token and state and of a hint (hints.py), and the head's logits for the next draft come from the step's norm of
+state'. Steps past the last that was trained use its norms. There is no attention: nothing is ever written to key-value
+memory.
 
 Letters: P rows of the step, E hidden size, I inner size, V vocabulary, U ids of the reduced one, S steps with norms.
 """
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from engine.backends.base import EngineError
 from engine.batch import MIN_ROWS, ForwardBatch
 from engine.heads.artefact import Artefact, target_ends
+from engine.heads.hints import Hints, hint_shapes
 from engine.kernels.base import LayerKernels, RotaryTable
 from engine.kv.cache import KvCache
 from engine.models.config import LoadedModel, ModelConfig
@@ -27,7 +29,7 @@ KIND = "mtp"
 
 @dataclass(frozen=True, slots=True)
 class MtpHead:
-    """Ready to run. A row reads a token and a state; its position is the number of its step."""
+    """Ready to run. A row reads a token, and a state with a hint; its position is the number of its step."""
 
     config: ModelConfig  # the target's, with one layer and the inner size
     dtype: torch.dtype
@@ -37,7 +39,8 @@ class MtpHead:
     token_norms: torch.Tensor  # float32 [S, E]
     state_norms: torch.Tensor  # float32 [S, E]
     final_norms: torch.Tensor  # float32 [S, E]
-    gate_up: Linear  # [P, 2 E]: token, then state -> [P, 2 I]
+    hints: Hints
+    gate_up: Linear  # [P, 3 E]: token, state, hint -> [P, 2 I]
     down: Linear
     head: Linear  # [P, E] -> [P, U], rows of the target's
     rotary: RotaryTable  # of no use to it; its length is the longest sequence
@@ -59,10 +62,11 @@ class MtpHead:
         num_padding, last = batch.num_rows - batch.num_tokens, len(self.final_norms) - 1
         steps = F.pad(batch.positions.long(), (0, num_padding)).clamp_max(last)
         tokens = self._normed(F.embedding(batch.token_ids, self.embedding).float(), self.token_norms[steps])
-        states = self._normed(batch.states, self.state_norms[steps])
-        inner = batch.states.new_empty(batch.num_rows, self.config.intermediate_size, dtype=self.dtype)
-        kernels.silu_mul(self.gate_up(torch.cat([tokens, states], dim=-1)), inner)
-        residual = batch.states + self.down(inner).float()
+        states, hints, added = torch.split(batch.states, self.config.hidden_size, dim=-1)
+        normed = self._normed(states, self.state_norms[steps])
+        inner = states.new_empty(batch.num_rows, self.config.intermediate_size, dtype=self.dtype)
+        kernels.silu_mul(self.gate_up(torch.cat([tokens, normed, hints.to(self.dtype)], dim=-1)), inner)
+        residual = states + self.down(inner).float() + added
         if on_layer is not None:
             on_layer(1, residual)
         return self._normed(residual, self.final_norms[steps]).float()
@@ -89,9 +93,10 @@ def mtp_shapes(config: ModelConfig, inner: int, num_steps: int) -> dict[str, tup
     hidden = config.hidden_size
     norms = ("token_norms", "state_norms", "final_norms")
     return {
-        "gate_up": (2 * inner, 2 * hidden),
+        "gate_up": (2 * inner, 3 * hidden),
         "down": (hidden, inner),
         **dict.fromkeys(norms, (num_steps, hidden)),
+        **hint_shapes(hidden),
     }
 
 
@@ -114,6 +119,7 @@ def build_mtp(
         token_norms=tensors["token_norms"],
         state_norms=tensors["state_norms"],
         final_norms=tensors["final_norms"],
+        hints=Hints.of(tensors, embedding, config.rms_norm_eps),
         gate_up=linear(tensors["gate_up"].to(dtype), None),
         down=linear(tensors["down"].to(dtype), None),
         head=linear(head, None),

@@ -28,7 +28,7 @@ def make(num_blocks: int = 64) -> MtpProposer:
 
 def right(target: StatesOf, length: int, num_drafts: int = 3) -> Proposal:
     state = target.states[length - 2, 0].float()
-    return Proposal(tuple(naive_mtp(ARTEFACT, TARGET, target.tokens[length - 1], state, num_drafts)))
+    return Proposal(tuple(naive_mtp(ARTEFACT, TARGET, target.tokens[:length], state, num_drafts)))
 
 
 def test_the_drafts_are_those_of_the_definition_even_past_the_last_step_with_norms() -> None:

@@ -103,7 +103,7 @@ def test_what_serves_drafts_what_was_trained(corpus: Corpus, tmp_path: Path) -> 
             if kind == "eagle":
                 drafts = NaiveEagle(artefact, TARGET).greedy(given, states[: anchor + 1], 1)
             else:
-                drafts = naive_mtp(artefact, TARGET, given[-1], states[anchor, -1], 1)
+                drafts = naive_mtp(artefact, TARGET, given, states[anchor, -1], 1)
             trained = [int(training.parts.ids[training.parts.logits(step[0, anchor]).argmax()]) for step in steps]
             assert drafts == trained[:1]
 
