@@ -51,6 +51,11 @@ class Corpus:
             tuple(meta["layers"]),
         )
 
+    def prompt(self, number: int) -> tuple[int, ...]:
+        """Token ids of a document's prompt."""
+        start = int(self.starts[number])
+        return tuple(self.token_ids[start : start + int(self.prompt_lens[number])].tolist())
+
     def states(self, start: int, end: int) -> torch.Tensor:
         """Hidden states of these tokens, bfloat16 [tokens, L, E]."""
         return torch.from_numpy(self.hidden[start:end].copy()).view(torch.bfloat16)

@@ -73,6 +73,15 @@ def read(corpus: Corpus, documents: Sequence[int]) -> Batch:
     return Batch(token_ids, states, recurring, sizes, is_answer)
 
 
+def held_out(corpus: Corpus, num_documents: int, rng: random.Random) -> tuple[list[int], list[int]]:
+    """Random documents to measure on, and those to train on: none that has a prompt with the former in common."""
+    numbers = list(range(len(corpus)))
+    rng.shuffle(numbers)
+    measured = numbers[:num_documents]
+    prompts = {corpus.prompt(number) for number in measured}
+    return measured, [number for number in numbers[num_documents:] if corpus.prompt(number) not in prompts]
+
+
 def batches(corpus: Corpus, documents: Sequence[int], max_tokens: int, rng: random.Random) -> Iterator[list[int]]:
     """One pass over the documents in batches of at most `max_tokens`, padding included, in random order."""
     lengths = corpus.starts[1:] - corpus.starts[:-1]

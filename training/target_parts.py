@@ -3,7 +3,7 @@
 Letters: V vocabulary, U ids of the reduced one, E hidden size.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,11 @@ class TargetParts:
         """Float32 copies; `ids` is the reduced vocabulary."""
         embedding, head = target_ends(target, ids, torch.float32)
         return cls(target.config, embedding, head, target.weights["model.norm.weight"].float(), ids)
+
+    def over(self, ids: torch.Tensor) -> "TargetParts":
+        """With a reduced vocabulary of these of its ids alone; int64, in any order, others and repeats among them."""
+        kept = torch.isin(self.ids, ids)
+        return replace(self, head=self.head[kept], ids=self.ids[kept])
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """Normed states [rows, E] -> logits of the reduced vocabulary [rows, U]."""

@@ -22,6 +22,7 @@ from training.distillation import (
     HeadModule,
     acceptance,
     batches,
+    held_out,
     losses,
     mean_acceptance_length,
     read,
@@ -43,7 +44,8 @@ class Recipe:
     """All that decides the result, but corpus and target."""
 
     kind: str
-    vocab: int = 8192  # ids that can be drafted
+    vocab: int = 12288  # ids that can be drafted
+    softmax: int = 6144  # of them, the most frequent ones: a batch's loss is over these and its own answers' ids
     steps: int = 3  # drafts in a row that are trained
     single: float = 0.5  # of the batches, from the first on: one draft only, which is twice as fast
     inner: int = 1024  # of an eagle or mtp head
@@ -64,10 +66,9 @@ class Training:
         torch.manual_seed(recipe.seed)
         self.recipe, self.target, self.corpus = recipe, target, corpus
         self._rng = random.Random(recipe.seed)
-        numbers = list(range(len(corpus)))
-        self._rng.shuffle(numbers)
-        self.held_out, self._trained = numbers[: recipe.held_out], numbers[recipe.held_out :]
+        self.held_out, self._trained = held_out(corpus, recipe.held_out, self._rng)
         self.parts = TargetParts.of(target, reduced_vocabulary(corpus, self._trained, recipe.vocab))
+        self._frequent = reduced_vocabulary(corpus, self._trained, recipe.softmax)
         self.head = make_module(recipe, target, corpus)
         assert isinstance(self.head, nn.Module)
         if begun is None:
@@ -89,16 +90,17 @@ class Training:
         if not self._waiting:
             self._waiting = list(batches(self.corpus, self._trained, self.recipe.tokens, self._rng))
         batch = read(self.corpus, self._waiting.pop())
+        parts = self.parts.over(torch.cat([self._frequent, batch.token_ids[batch.is_answer]]))
         with torch.autocast("cpu", torch.bfloat16, enabled=bool(self.recipe.bfloat16)):
-            parts = list(losses(self.head, self.parts, batch, self._num_steps))
-        loss = torch.stack([part * _STEP_WEIGHT**step for step, part in enumerate(parts)]).sum()
+            entropies = list(losses(self.head, parts, batch, self._num_steps))
+        loss = torch.stack([entropy * _STEP_WEIGHT**step for step, entropy in enumerate(entropies)]).sum()
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
         self._optimizer.step()
         self._schedule.step()
         self.num_done += 1
-        return [float(part.detach()) for part in parts]
+        return [float(entropy.detach()) for entropy in entropies]
 
     def measure(self) -> list[float]:
         """Acceptance of greedy drafts on the held-out documents, by position."""
@@ -190,6 +192,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--every", type=int, default=100, help="batches between two measurements")
     for name, meaning in {
         "vocab": "ids of the reduced vocabulary",
+        "softmax": "of them, the most frequent ones: a batch's loss is over these and its own answers' ids",
         "steps": "drafts in a row that are trained",
         "single": "of the batches, from the first on: one draft only",
         "inner": "inner size of an eagle or mtp head",

@@ -10,6 +10,7 @@ the reduced one.
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -24,7 +25,7 @@ from engine.backends.base import HiddenCapture, SequenceInput, SpeculativeEngine
 from engine.backends.torch_backend import TorchEngine
 from engine.heads.hints import Hints
 from engine.models.decoder import DecoderModel
-from tandem.ngram_index import NgramIndex
+from tandem.ngram_index import NgramIndex, Recurrence
 
 KV_MEMORY_BYTES = 64 << 20  # by default: a row of a head takes little
 _OWN_LAYER = (1,)
@@ -101,14 +102,20 @@ class HeadProposer(ModelProposer):
         first = self._first_row(draft) - chunks[0].first_row
         return states[first : first + draft.num_fed]
 
-    def _input(self, draft: DraftRound) -> SequenceInput:
-        num_rows = 0 if draft.is_behind else 1
-        fed = draft.pending[: draft.num_fed]
+    def _inputs(self, fed: Sequence[DraftRound]) -> list[SequenceInput]:
+        if not fed:
+            return []
+        recurrences = [one for draft in fed for one in self._recurrences(draft)]
+        rows = self._head.hints.beside(torch.cat([self._states[draft.key] for draft in fed]), recurrences)
+        states = torch.split(rows, [draft.num_fed for draft in fed])
+        return [replace(one, states=part) for one, part in zip(super()._inputs(fed), states, strict=True)]
+
+    def _recurrences(self, draft: DraftRound) -> list[Recurrence]:
+        """Of the tokens that the next forward feeds."""
         index, first = self._indices[draft.key], self._first_row(draft) + 1 + len(draft.token_ids)
         if draft.token_ids:
             index.append(draft.token_ids[-1])
-        states = self._head.hints.beside(self._states[draft.key], index.recurrences[first : first + draft.num_fed])
-        return SequenceInput(self.kv.sequence_id(draft.key), fed, num_rows, states)
+        return index.recurrences[first : first + draft.num_fed]
 
     def _follow(self, draft: DraftRound) -> None:
         """The session's index has the committed tokens."""

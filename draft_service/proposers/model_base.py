@@ -136,11 +136,14 @@ class ModelProposer:
         """Get ready what the first forward reads -> the sessions for which something is missing that was lost."""
         return set()
 
-    def _input(self, draft: DraftRound) -> SequenceInput:
-        """The round's part of the next forward."""
-        return SequenceInput(
-            self.kv.sequence_id(draft.key), draft.pending[: draft.num_fed], 0 if draft.is_behind else 1
-        )
+    def _inputs(self, fed: Sequence[DraftRound]) -> list[SequenceInput]:
+        """Each round's part of the next forward."""
+        return [
+            SequenceInput(
+                self.kv.sequence_id(draft.key), draft.pending[: draft.num_fed], 0 if draft.is_behind else 1
+            )
+            for draft in fed
+        ]
 
     def _capture(self) -> HiddenCapture | None:
         """What the next forward has to keep."""
@@ -174,7 +177,7 @@ class ModelProposer:
         ready = [draft for draft in drafting if not draft.is_behind]
         fed = [draft for draft in drafting if draft.num_fed]
         capture = self._capture()
-        drafted = self._forward([self._input(draft) for draft in fed], ready, capture)
+        drafted = self._forward(self._inputs(fed), ready, capture)
         self._took(fed, capture)
         for draft in drafting:
             self.kv.appended(draft.key, draft.take_fed())

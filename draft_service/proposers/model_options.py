@@ -15,5 +15,6 @@ def add_model_options(group: OptionGroup) -> None:
     group.add_argument(
         "--head",
         metavar="NAME|DIR",
-        help="a trained head (eagle, mtp) or draft model (draft_model); --model names the target that it is for",
+        help="a trained head (eagle, mtp) or draft model (draft_model), computed in bfloat16 whatever --dtype; "
+        "--model names the target that it is for",
     )

@@ -10,7 +10,6 @@ from draft_service.proposers.model_base import Drafting, drafting_of
 from draft_service.proposers.trained import bundled_names, resolve_head
 from engine.backends.settings import EngineSettings
 from engine.backends.torch_backend import TorchEngine
-from engine.backends.torch_loading import DTYPES
 from engine.heads.artefact import Artefact, load_artefact
 from engine.kernels.choice import choose_kernels
 from engine.models.config import LoadedModel, ModelFileError
@@ -21,6 +20,9 @@ from tandem.models import ModelNotFoundError, resolve_model
 from tandem.vocabulary import Vocabulary, VocabularyError
 
 KV_MEMORY_BYTES = 64 << 20  # by default: a row of few layers takes little
+_DTYPE = (
+    torch.bfloat16
+)  # an artefact's matrices are int8: float32 takes up to twice the time for the same acceptance
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +75,12 @@ def read_over_target(settings: ProposerSettings) -> OverTarget:
     if engine.threads is not None:
         torch.set_num_threads(engine.threads)
     target, vocabulary = _target(engine)
-    dtype = DTYPES[engine.dtype]
     return OverTarget(
         artefact=load_artefact(resolve_head(head)),
         target=target,
         vocabulary=vocabulary,
-        dtype=dtype,
-        linear=PackedLinear if packed_linear_is_available(dtype) else ChunkedLinear,
+        dtype=_DTYPE,
+        linear=PackedLinear if packed_linear_is_available(_DTYPE) else ChunkedLinear,
         max_context=min(engine.max_context or target.config.max_context, target.config.max_context),
         settings=settings,
         drafting=drafting,

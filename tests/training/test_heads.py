@@ -19,7 +19,8 @@ from tests.engine.engines import logits, tiny_engine
 from tests.fixtures.tiny_models import tiny_model
 from tests.heads import NaiveEagle, naive_mtp
 from training.corpus import Corpus, write
-from training.distillation import acceptance, batches, mean_acceptance_length, read, reduced_vocabulary
+from training.distillation import acceptance, batches, held_out, mean_acceptance_length, read, reduced_vocabulary
+from training.target_parts import TargetParts
 from training.train_head import Recipe, Training
 
 TARGET = tiny_model("llama")
@@ -70,6 +71,25 @@ def test_the_reduced_vocabulary_is_of_the_answers(corpus: Corpus) -> None:
     assert ids == sorted(ids)
     answers = corpus.token_ids.tolist()
     assert all(answers.count(token_id) > 1 for token_id in ids)
+
+
+def test_no_document_is_trained_on_whose_prompt_is_held_out(tmp_path: Path) -> None:
+    documents = [([1 + number // 3, 9, 5 + number, 6], 2) for number in range(12)]  # three answers to each prompt
+    write(tiny_engine(TARGET), documents, tmp_path, "tiny", LAYERS)
+    asked_thrice = Corpus.open(tmp_path)
+    measured, trained = held_out(asked_thrice, 2, random.Random(1))
+    assert len(measured) == 2
+    prompts = {asked_thrice.prompt(number) for number in measured}
+    assert sorted(trained) == [number for number in range(12) if asked_thrice.prompt(number) not in prompts]
+
+
+def test_a_loss_over_fewer_ids_has_the_targets_distribution_among_them(corpus: Corpus) -> None:
+    parts = TargetParts.of(TARGET, torch.tensor([2, 3, 5, 7, 11]))
+    fewer = parts.over(torch.tensor([11, 4, 3, 3]))
+    states = corpus.states(0, 6)[:, -1].float()
+    probs = parts.probs(states)[:, [1, 4]]
+    assert fewer.ids.tolist() == [3, 11]
+    assert torch.allclose(fewer.probs(states), probs / probs.sum(dim=-1, keepdim=True))
 
 
 @pytest.mark.parametrize("kind", ["eagle", "mtp", "shallow"])
