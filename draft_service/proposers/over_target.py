@@ -65,11 +65,13 @@ def read_over_target(settings: ProposerSettings) -> OverTarget:
     ValueError for limits that cannot be served.
     """
     engine, head = settings.engine, settings.options.head
-    if engine is None or head is None:
+    if head is None:
         raise ProposerError(
-            "needs a head and its target: name them with --head (a directory, or one that comes with tandem: "
-            f"{', '.join(bundled_names()) or 'none'}) and --model"
+            "needs a head: name one with --head, a directory or one that comes with tandem "
+            f"({', '.join(bundled_names()) or 'none'})"
         )
+    if engine is None:
+        raise ProposerError(f"needs the target of --head {head}: name it with --model")
     settings.limits.check_step(engine.max_step_tokens)
     drafting = drafting_of(settings)
     if engine.threads is not None:
