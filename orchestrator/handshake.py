@@ -5,6 +5,7 @@ from collections.abc import Callable
 from orchestrator.replica_api import ReplicaInfo
 from orchestrator.replica_link import HandshakeError
 from tandem.types import PROTOCOL_VERSION
+from tandem.validation import are_hidden_layers
 from tandem.vocabulary import Vocabulary
 
 
@@ -38,7 +39,7 @@ def vocabulary_check(
 def hidden_states_problem(draft: ReplicaInfo, target: ReplicaInfo) -> str:
     """Why the target cannot give the hidden states that the draft service needs; empty when it can, or needs not."""
     needed, model = draft.hidden_layers, target.model
-    if not needed or (draft.hidden_size == model.hidden_size and max(needed) <= model.num_layers):
+    if not needed or (draft.hidden_size == model.hidden_size and are_hidden_layers(needed, model.num_layers)):
         return ""
     offered = (
         f"{model.hidden_size} numbers after each of {model.num_layers} layers" if model.hidden_size else "none"

@@ -195,7 +195,7 @@ class ReplicaLink(Generic[ItemT, ResultT]):
 
     async def _serve(self, call: Any, info: ReplicaInfo) -> None:
         self.info, self.load, self._refusal = info, info.load, None
-        if info.model.backend and not info.model.deterministic:
+        if self.api.role == "target" and info.model.backend and not info.model.deterministic:
             _log.warning("%s is not deterministic: its logits may depend on the batch, so texts may differ", self)
         self.generation += 1
         self._up.set()

@@ -12,6 +12,7 @@ MAX_STOP_STRING_CHARS = 256
 MAX_TOKEN_ID_ENTRIES = 64  # of stop_token_ids, bad_token_ids
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_REQUEST_ID_CHARS = 128
+MAX_HIDDEN_LAYERS = 8  # of a target, whose states one session can have
 MAX_ANSWERS = 16  # to one request
 MAX_PRIORITY = 100  # and -100 is the least
 _LEAST_REPETITION_PENALTY = float(np.float32(0.01))  # as it travels, a little less than 0.01
@@ -132,3 +133,13 @@ def _check_token_left(spec: SessionSpec, vocab_size: int) -> None:
             f"{spec.min_tokens} forbids EOS and stopping.stop_token_ids at first, and sampling.allowed_token_ids and "
             "sampling.bad_token_ids leave nothing else",
         )
+
+
+def are_hidden_layers(layers: Sequence[int], num_layers: int) -> bool:
+    """Whether states after these layers can be had of a target with `num_layers`: some, ascending, not too many."""
+    ascending = zip((0, *layers), layers, strict=False)
+    return (
+        1 <= len(layers) <= MAX_HIDDEN_LAYERS
+        and all(before < after for before, after in ascending)
+        and layers[-1] <= num_layers
+    )

@@ -11,10 +11,10 @@ import torch
 
 from engine.backends.base import EngineCapabilities, HiddenCapture
 from tandem.types import ErrorCode, HiddenStates, ItemError
+from tandem.validation import MAX_HIDDEN_LAYERS, are_hidden_layers
 from target_service.reservation import Grant
 from target_service.step import StepItem, StepOutcome
 
-MAX_LAYERS = 8  # of one session
 MAX_CHUNK_BYTES = 960 * 1024  # of one result, so that it fits a message of 1 MiB
 
 
@@ -26,11 +26,11 @@ def check_hidden_layers(layers: Sequence[int], capabilities: EngineCapabilities)
         raise ItemError(
             ErrorCode.UNIMPLEMENTED, f"hidden_layers: backend {capabilities.backend!r} gives no hidden states"
         )
-    is_ascending = all(before < after for before, after in zip((0, *layers), layers, strict=False))
-    if len(layers) > MAX_LAYERS or not is_ascending or layers[-1] > capabilities.num_layers:
+    if not are_hidden_layers(layers, capabilities.num_layers):
         raise ItemError(
             ErrorCode.INVALID_ARGUMENT,
-            f"hidden_layers: {list(layers)} must be at most {MAX_LAYERS}, ascending in 1..{capabilities.num_layers}",
+            f"hidden_layers: {list(layers)} must be at most {MAX_HIDDEN_LAYERS}, "
+            f"ascending in 1..{capabilities.num_layers}",
         )
 
 

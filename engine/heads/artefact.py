@@ -20,8 +20,9 @@ from safetensors.torch import load, save
 
 from engine.backends.base import EngineError
 from engine.models.config import LoadedModel
+from tandem.validation import MAX_HIDDEN_LAYERS, are_hidden_layers
 
-FORMAT = 1
+FORMAT = 2  # 1 had heads without hints
 MANIFEST, TENSORS = "head.json", "head.safetensors"
 _TOKEN_IDS, _SCALE = "token_ids", ".scale"
 
@@ -52,15 +53,18 @@ class Artefact:
                 raise ArtefactError(
                     f"{self.path}: made for another target: {field} {self.target.get(field)!r}, here {value!r}"
                 )
-        if not self.layers or self.layers[-1] > target.config.num_layers:
+        num_layers = target.config.num_layers
+        if not are_hidden_layers(self.layers, num_layers):
             raise ArtefactError(
-                f"{self.path}: layers {list(self.layers)} of a target of {target.config.num_layers}"
+                f"{self.path}: layers {list(self.layers)} are not 1 to {MAX_HIDDEN_LAYERS} of the target's "
+                f"1..{num_layers}, ascending"
             )
         found = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
         if found != dict(shapes):
             name = min(name for name in {*found, *shapes} if found.get(name) != shapes.get(name))
             raise ArtefactError(
-                f"{self.path}: tensor {name!r} is {found.get(name)}, the target needs {shapes.get(name)}"
+                f"{self.path}: tensor {name!r} is {found.get(name, 'missing')}, "
+                f"the target needs {shapes.get(name, 'none')}"
             )
         ids = self.token_ids
         if (
@@ -122,11 +126,13 @@ def load_artefact(directory: Path) -> Artefact:
     try:
         manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
         data = (directory / TENSORS).read_bytes()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ArtefactError(f"{directory}: not a head: {error}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        found = manifest.get("format") if isinstance(manifest, dict) else None
-        raise ArtefactError(f"{directory / MANIFEST}: format {found!r}, this build reads format {FORMAT}")
+    found = manifest.get("format") if isinstance(manifest, dict) else None
+    if found is True or found != FORMAT:
+        raise ArtefactError(
+            f"{directory / MANIFEST}: format {found!r}, this build reads format {FORMAT}; train the head again"
+        )
     checksum = hashlib.sha256(data).hexdigest()
     if checksum != manifest.get("sha256"):
         raise ArtefactError(
@@ -135,8 +141,8 @@ def load_artefact(directory: Path) -> Artefact:
         )
     try:
         return _artefact(manifest, load(data), str(directory))
-    except (KeyError, TypeError, ValueError, SafetensorError) as error:
-        raise ArtefactError(f"{directory}: not a head of format {FORMAT}: {error!r}") from error
+    except (TypeError, ValueError, SafetensorError) as error:
+        raise ArtefactError(f"{directory}: not a head of format {FORMAT}: {error}") from error
 
 
 def quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,17 +152,50 @@ def quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _artefact(manifest: Mapping[str, Any], stored: Mapping[str, torch.Tensor], path: str) -> Artefact:
-    tensors = {
-        name: tensor.float() * stored[name + _SCALE][:, None] if tensor.dtype is torch.int8 else tensor
-        for name, tensor in stored.items()
-        if name != _TOKEN_IDS and not name.endswith(_SCALE)
-    }
+    """ValueError or TypeError for fields and tensors that are not what a head has."""
+    for field, kind in (("kind", str), ("target", dict), ("layers", list), ("recipe", dict)):
+        if field not in manifest:
+            raise ValueError(f"{MANIFEST} has no {field!r}")
+        if not isinstance(manifest[field], kind):
+            raise TypeError(f"{MANIFEST}: {field} is {type(manifest[field]).__name__}, not {kind.__name__}")
+    if not all(type(layer) is int for layer in manifest["layers"]):
+        raise TypeError(f"{MANIFEST}: layers {manifest['layers']!r} are not integers")
+    if _TOKEN_IDS not in stored:
+        raise ValueError(f"there is no tensor {_TOKEN_IDS!r}")
+    ids = stored[_TOKEN_IDS]
+    if ids.dtype is not torch.int32 or ids.dim() != 1:
+        raise TypeError(f"tensor {_TOKEN_IDS!r} is {ids.dtype} {tuple(ids.shape)}, not int32 in one dimension")
     return Artefact(
         kind=manifest["kind"],
         target=manifest["target"],
         layers=tuple(manifest["layers"]),
-        token_ids=stored[_TOKEN_IDS].long(),
-        tensors=tensors,
+        token_ids=ids.long(),
+        tensors={
+            name: _restored(name, stored) for name in stored if name != _TOKEN_IDS and not name.endswith(_SCALE)
+        },
         recipe=manifest["recipe"],
         path=path,
     )
+
+
+def _restored(name: str, stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """A float32 tensor, or what an int8 matrix stands for with its scales; all of it finite numbers."""
+    tensor = stored[name]
+    if tensor.dtype is torch.int8:
+        scale = stored.get(name + _SCALE)
+        if (
+            tensor.dim() != 2
+            or scale is None
+            or scale.shape != tensor.shape[:1]
+            or scale.dtype is not torch.float32
+        ):
+            found = "no scales" if scale is None else f"scales {scale.dtype} {tuple(scale.shape)}"
+            raise ValueError(
+                f"matrix {name!r} {tuple(tensor.shape)} has {found}, not a float32 for each of its rows"
+            )
+        tensor = tensor.float() * scale[:, None]
+    elif tensor.dtype is not torch.float32:
+        raise TypeError(f"tensor {name!r} is {tensor.dtype}; a head has float32 and, for matrices, int8")
+    if not bool(torch.isfinite(tensor).all()):
+        raise ValueError(f"tensor {name!r} has numbers that are not finite")
+    return tensor

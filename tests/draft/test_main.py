@@ -22,7 +22,10 @@ from tests.every_proposer import NAMES
             ["--proposer", "eagle"],
             "proposer 'eagle': needs a head: name one with --head, a directory or one that comes with tandem (smollm2-",
         ),
-        (["--proposer", "mtp", "--head", "h"], "proposer 'mtp': needs the target of --head h: name it with --model"),
+        (
+            ["--proposer", "mtp", "--head", "h"],
+            "proposer 'mtp': needs the target of --head h: name it with --model",
+        ),
         (
             ["--proposer", "mtp", "--model", "x", "--head", "y", "--min-confidence", "1"],
             "--min-confidence 1 is outside",
