@@ -20,9 +20,7 @@ from tandem.models import ModelNotFoundError, resolve_model
 from tandem.vocabulary import Vocabulary, VocabularyError
 
 KV_MEMORY_BYTES = 64 << 20  # by default: a row of few layers takes little
-_DTYPE = (
-    torch.bfloat16
-)  # an artefact's matrices are int8: float32 takes up to twice the time for the same acceptance
+_DTYPE = torch.bfloat16  # of int8 matrices: float32 takes up to twice the time for the same acceptance
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,11 @@ class Artefact:
     recipe: Mapping[str, Any]  # how it was trained: for readers
     path: str = ""  # where it was read
 
+    def size(self, name: str, dim: int) -> int:
+        """Of a tensor along a dimension; 0 where there is none."""
+        tensor = self.tensors.get(name)
+        return tensor.shape[dim] if tensor is not None and tensor.dim() > 0 else 0
+
     def check(self, kind: str, target: LoadedModel, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """ArtefactError unless it is of this kind, for this target, and has exactly tensors of these shapes."""
         if self.kind != kind:

@@ -122,7 +122,7 @@ def build_eagle(
 ) -> EagleHead:
     """The head over its target; ArtefactError for another kind, another target, or tensors of other shapes."""
     tensors = artefact.tensors
-    inner = tensors["down"].shape[-1] if "down" in tensors else 0
+    inner = artefact.size("down", -1)
     artefact.check(KIND, target, eagle_shapes(target.config, len(artefact.layers), inner))
     config = replace(
         target.config,

@@ -105,8 +105,7 @@ def build_mtp(
 ) -> MtpHead:
     """The head over its target; ArtefactError for another kind, another target, or tensors of other shapes."""
     tensors = artefact.tensors
-    inner = tensors["down"].shape[-1] if "down" in tensors else 0
-    num_steps = len(tensors["final_norms"]) if "final_norms" in tensors else 0
+    inner, num_steps = artefact.size("down", -1), artefact.size("final_norms", 0)
     artefact.check(KIND, target, mtp_shapes(target.config, inner, num_steps))
     config = replace(target.config, num_layers=1, intermediate_size=inner)
     embedding, head = target_ends(target, artefact.token_ids, dtype)

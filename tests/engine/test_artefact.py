@@ -27,9 +27,7 @@ def saved(tmp_path: Path) -> Path:
 
 def check(artefact: Artefact, target: str = "llama") -> None:
     model = tiny_model(target)
-    artefact.check(
-        KIND, model, eagle_shapes(model.config, len(artefact.layers), artefact.tensors["down"].shape[-1])
-    )
+    artefact.check(KIND, model, eagle_shapes(model.config, len(artefact.layers), artefact.size("down", -1)))
 
 
 def test_it_is_read_as_it_was_written_but_for_the_rounding_of_its_matrices(saved: Path) -> None:
@@ -130,6 +128,7 @@ def rewrite(saved: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> N
         ("down", lambda one: one.t().contiguous(), "matrix 'down' .* has scales|tensor 'down' is"),
         ("down", lambda one: one.to(torch.uint8), "'down' is torch.uint8"),
         ("down", lambda one: one.flatten(), "matrix 'down'"),
+        ("down", lambda _: torch.tensor(1.0), "tensor 'down' is \\(\\), the target needs"),
         ("token_ids", lambda one: one.double(), "'token_ids' is torch.float64"),
         ("token_ids", lambda one: one[0].clone(), "'token_ids' is torch.int32 \\(\\)"),
         ("token_ids", None, "there is no tensor 'token_ids'"),
