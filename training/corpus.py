@@ -4,7 +4,6 @@ A directory of plain arrays, so that a training run maps them instead of reading
 Letters: T tokens of all documents, N documents, L layers kept, E hidden size.
 """
 
-import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from engine.backends.base import HiddenCapture, SequenceInput, SpeculativeEngine
 from engine.backends.torch_loading import load_torch_engine
 from engine.models.loading import load_model
 from tandem.models import resolve_model
+from tandem.serving.options import make_parser
 
 _BLOCK_SIZE = 16
 
@@ -115,7 +115,7 @@ def write(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """`python -m training.corpus`: hidden states for a text of training/generate.py."""
-    parser = argparse.ArgumentParser(prog="python -m training.corpus", description=__doc__)
+    parser = make_parser("python -m training.corpus", __doc__)
     parser.add_argument("--model", default="smollm2-135m", help="the target: a name, a directory or a .gguf file")
     parser.add_argument("--dtype", default="bfloat16", help="float32 or bfloat16")
     parser.add_argument("--text", type=Path, required=True, help="JSON lines of training.generate")

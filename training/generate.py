@@ -4,7 +4,6 @@ Every line of the file depends on the recipe and its index alone: the services g
 that was broken off goes on where it was, and the whole file can be made again.
 """
 
-import argparse
 import asyncio
 import json
 import random
@@ -19,6 +18,7 @@ from tandem.client import TandemClient
 from tandem.cluster_options import ClusterChoice
 from tandem.models import resolve_model
 from tandem.processes import LocalCluster
+from tandem.serving.options import make_parser
 from tandem.vocabulary import Vocabulary
 from training.prompts import OPENERS, code_prompts
 
@@ -132,7 +132,7 @@ async def write(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Start a target, have it write, stop it."""
-    parser = argparse.ArgumentParser(prog="python -m training.generate", description=__doc__)
+    parser = make_parser("python -m training.generate", __doc__)
     parser.add_argument("--model", default="smollm2-135m", help="the target: a name, a directory or a .gguf file")
     parser.add_argument("--dtype", default="bfloat16", help="float32 or bfloat16")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines; what it already holds is kept")

@@ -17,6 +17,7 @@ from engine.heads.artefact import Artefact, load_artefact, save_artefact, target
 from engine.models.config import LoadedModel
 from engine.models.loading import load_model
 from tandem.models import resolve_model
+from tandem.serving.options import make_parser
 from training.corpus import Corpus
 from training.distillation import (
     HeadModule,
@@ -183,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def build_parser() -> argparse.ArgumentParser:
     """Every option."""
     defaults = Recipe("")
-    parser = argparse.ArgumentParser(prog="python -m training.train_head", description=__doc__)
+    parser = make_parser("python -m training.train_head", __doc__)
     parser.add_argument("kind", choices=(eagle.KIND, mtp.KIND, shallow.KIND))
     parser.add_argument("--model", default="smollm2-135m", help="the target: a name, a directory or a .gguf file")
     parser.add_argument("--corpus", type=Path, required=True, help="directory of training.corpus")

@@ -15,11 +15,11 @@ def bundled_names() -> list[str]:
 def resolve_head(head: str) -> Path:
     """The directory of that path or bundled name; ProposerError, naming what there is, when it is neither."""
     path = Path(head)
-    if path.is_dir():
+    if head and path.is_dir():
         return path
     if head in bundled_names():
         return BUNDLED / head
     raise ProposerError(
-        f"--head {head}: neither a directory nor one of those that come with tandem "
+        f"--head {head!r}: neither a directory nor one of those that come with tandem "
         f"({', '.join(bundled_names()) or 'none'})"
     )

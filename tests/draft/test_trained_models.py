@@ -74,7 +74,7 @@ def test_a_head_is_found_by_its_bundled_name_and_what_is_none_is_refused_with_th
     saved("mtp", tmp_path)
     monkeypatch.setattr(trained, "BUNDLED", tmp_path)
     assert load_proposer("mtp", settings(target, Path("trained"))).capabilities.model.model_id == "trained"
-    message = r"--head other: neither a directory nor one of those that come with tandem \(trained\)"
+    message = r"--head 'other': neither a directory nor one of those that come with tandem \(trained\)"
     with pytest.raises(ProposerError, match=message):
         load_proposer("mtp", settings(target, Path("other")))
 
