@@ -66,6 +66,7 @@ class Training:
         """`begun`: a head of the kind that is trained further, instead of one that knows nothing."""
         torch.manual_seed(recipe.seed)
         self.recipe, self.target, self.corpus = recipe, target, corpus
+        self._begun = begun
         self._rng = random.Random(recipe.seed)
         self.held_out, self._trained = held_out(corpus, recipe.held_out, self._rng)
         self.parts = TargetParts.of(target, reduced_vocabulary(corpus, self._trained, recipe.vocab))
@@ -116,6 +117,8 @@ class Training:
             "corpus_tokens": len(self.corpus.token_ids),
         }
         recipe = {name: getattr(self.recipe, name) for name in self.recipe.__slots__}
+        if self._begun is not None:
+            recipe["begun"] = dict(self._begun.recipe)
         return Artefact(
             kind=self.recipe.kind,
             target=target_identity(self.target),

@@ -164,6 +164,7 @@ def test_a_head_is_trained_further_from_where_it_was(corpus: Corpus, tmp_path: P
     again = Training(replace(RECIPE, kind=kind), TARGET, corpus, begun)
     for name, tensor in again.head.tensors().items():
         assert torch.equal(tensor, begun.tensors[name])
+    assert again.artefact([0.0]).recipe["begun"] == begun.recipe
     other = "mtp" if kind == "eagle" else "eagle"
     with pytest.raises(ArtefactError, match=f"of kind '{kind}', not '{other}'"):
         Training(replace(RECIPE, kind=other), TARGET, corpus, begun)
