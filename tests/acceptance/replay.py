@@ -62,6 +62,11 @@ class Counts:
         return 1.0 + sum(self.accepted) / self.num_rounds
 
     @property
+    def mean_length_with_drafts(self) -> float:
+        """`mean_acceptance_length` of the rounds that had a draft, which is what vLLM reports under that name."""
+        return 1.0 + sum(self.accepted) / self.drafted[0] if self.drafted else 1.0
+
+    @property
     def rates(self) -> list[float]:
         """Of drafts at a position, the share that was accepted, whatever became of those before."""
         return [accepted / drafted for accepted, drafted in zip(self.accepted, self.drafted, strict=True)]

@@ -43,8 +43,9 @@ lines of each of twenty files of Python's standard library ("code"), at most 128
 temperature 0.8 with a seed each, without speculation. None of it is in the training text of the drafts. Under `greedy`
 and `coupled` drafts change no token, so rounds of at most {NUM_DRAFT_TOKENS} drafts are replayed on these answers: a
 draft is accepted while it is the token that came. Proposers that need the target's hidden states have no drafts in the
-first round of an answer, as behind the services. Mean acceptance length: tokens a round, the target's own included. By
-position: of the drafts made there, the share that was accepted."""
+first round of an answer, as behind the services. Mean acceptance length: tokens a round, the target's own included; in
+brackets that of the rounds that had a draft at all, which is what vLLM calls by this name. By position: of the drafts
+made there, the share that was accepted."""
 
 
 def start(name: str) -> Proposer:
@@ -76,7 +77,8 @@ def row(name: str, case: str, counts: Counts) -> list[str]:
     """One line of the table."""
     rates = " ".join(f"{rate:.2f}" for rate in counts.rates)
     share = sum(counts.drafted) / counts.num_rounds
-    return [f"`{name}`", case, f"{counts.mean_acceptance_length:.3f}", f"{share:.2f}", rates]
+    lengths = f"{counts.mean_acceptance_length:.3f} ({counts.mean_length_with_drafts:.3f})"
+    return [f"`{name}`", case, lengths, f"{share:.2f}", rates]
 
 
 def main() -> None:

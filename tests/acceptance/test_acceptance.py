@@ -10,7 +10,15 @@ from tests.acceptance.workloads import TEMPERATURES, WORKLOADS, recorded
 
 LEAST_SHARE = 0.95  # of the mean acceptance length on record
 
-pytestmark = pytest.mark.model
+
+def test_rounds_without_drafts_count_in_one_of_the_two_mean_lengths() -> None:
+    counts = Counts()
+    for num_drafts, num_accepted in ((0, 0), (4, 2), (1, 1), (3, 0)):
+        counts.add(num_drafts, num_accepted)
+    assert counts.mean_acceptance_length == 1 + 3 / 4
+    assert counts.mean_length_with_drafts == 1 + 3 / 3
+    assert counts.rates == [2 / 3, 1 / 2, 0.0, 0.0]
+    assert Counts(num_rounds=2).mean_length_with_drafts == 1.0
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +26,7 @@ def states_of() -> StatesOf:
     return target_states()
 
 
+@pytest.mark.model
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("name", WAYS)
