@@ -17,7 +17,14 @@ from tandem.draft.v1 import draft_pb2_grpc
 from tandem.serving.channels import MAX_INNER_MESSAGE_BYTES
 from tandem.serving.compute import ComputeThread
 from tandem.serving.life import run_server
-from tandem.serving.options import add_server_arguments, make_parser, positive_int, seconds, server_settings
+from tandem.serving.options import (
+    add_freeze_argument,
+    add_server_arguments,
+    make_parser,
+    positive_int,
+    seconds,
+    server_settings,
+)
 from tandem.serving.start import run_service
 
 
@@ -51,6 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="S",
         help="an open session that asks for nothing for so many seconds is forgotten",
     )
+    add_freeze_argument(group)
     add_engine_arguments(parser)  # for proposers that have a model
     parser.set_defaults(model=None)
     return parser
@@ -79,7 +87,7 @@ def _load(options: argparse.Namespace) -> tuple[Proposer, ComputeThread]:
         engine_settings(options) if options.model or options.toy else None,
         options,
     )
-    compute = ComputeThread("draft-compute")
+    compute = ComputeThread("draft-compute", options.freeze_timeout)
     return compute.run_blocking(load_proposer, options.proposer, settings), compute
 
 
@@ -93,7 +101,12 @@ async def _serve(options: argparse.Namespace, loaded: tuple[Proposer, ComputeThr
         draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(service), server)
 
     try:
-        await run_server(settings, register, on_drain=lambda: service.drain(options.grace))
+        await run_server(
+            settings,
+            register,
+            on_drain=lambda: service.drain(options.grace),
+            is_healthy=lambda: not service.batcher.is_frozen,
+        )
     finally:
         await service.batcher.aclose()
 

@@ -52,6 +52,11 @@ class Batcher:
         self._is_closed = False
 
     @property
+    def is_frozen(self) -> bool:
+        """Whether a batch has taken so long that it has hung."""
+        return self._compute.is_frozen
+
+    @property
     def num_waiting(self) -> int:
         """Rounds that are not in work now."""
         return len(self._waiting)

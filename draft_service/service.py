@@ -77,6 +77,7 @@ class DraftService:
             waiting=self.batcher.num_waiting,
             kv_usage=used / total if total else 0.0,
             draining=self._is_draining,
+            frozen=self.batcher.is_frozen,
             used_blocks=used,
             total_blocks=total,
             stale_items=self._num_stale,

@@ -5,25 +5,19 @@ import asyncio
 import contextlib
 import sys
 
-from orchestrator.handshake import draft_check, vocabulary_check
-from orchestrator.replica_api import DRAFT_API, TARGET_API
-from orchestrator.replica_link import HandshakeError, LinkLostError, ReplicaLink
-from orchestrator.server import (
-    SERVICE_NAME,
-    DraftLink,
-    OrchestratorServicer,
-    OrchestratorSettings,
-    TargetLink,
-)
+from orchestrator.addresses import find_addresses
+from orchestrator.pools import DraftPool, TargetPool, draft_pool, target_pool
+from orchestrator.replica_link import HandshakeError, LinkLostError
+from orchestrator.server import SERVICE_NAME, OrchestratorServicer, OrchestratorSettings
 from orchestrator.target_session import TargetPatience
 from tandem.defaults import MAX_SESSIONS, NUM_DRAFT_TOKENS
 from tandem.models.registry import ModelNotFoundError, resolve_model
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.prompt_lookup import PromptLookup
 from tandem.serving.channels import (
     MAX_APPLICATION_MESSAGE_BYTES,
     AddressError,
     check_bind_address,
-    parse_address,
 )
 from tandem.serving.life import PortInUseError, configure_logging, run_server
 from tandem.serving.options import (
@@ -36,6 +30,8 @@ from tandem.serving.options import (
 )
 from tandem.vocabulary import Vocabulary, VocabularyError
 
+# Of prompt lookup in the draft service's place: a match of one token is right too seldom.
+_MAX_NGRAM_SIZE, _MIN_NGRAM_SIZE = 5, 2
 _DRAFT_WAIT_S = 3.0  # for a draft service that would have to be refused; one that is not there keeps nobody waiting
 
 
@@ -61,47 +57,42 @@ def main(arguments: list[str] | None = None) -> int:
 
 async def _serve(options: argparse.Namespace) -> None:
     check_bind_address(options.address, insecure=options.insecure)
-    parse_address(options.target)
+    find_targets = find_addresses(options.target)
+    find_drafts = None if options.draft is None else find_addresses(options.draft)
     vocabulary, name = _load_vocabulary(options)
-    target: TargetLink = ReplicaLink(
-        TARGET_API, options.target, vocabulary_check("target", options.target, vocabulary, name)
-    )
-    draft: DraftLink | None = None
-    if options.draft is not None:
-        parse_address(options.draft)
-        draft = ReplicaLink(
-            DRAFT_API, options.draft, draft_check(options.draft, vocabulary, name, lambda: target.info)
-        )
+    targets = target_pool(find_targets, vocabulary, name)
+    drafts = None if find_drafts is None else draft_pool(find_drafts, vocabulary, name, targets)
     try:
-        await _connect(target, draft, options.connect_timeout)
+        await _connect(targets, drafts, options.connect_timeout)
         settings = OrchestratorSettings(
             num_draft_tokens=options.num_draft_tokens,
             draft_timeout_s=options.draft_timeout,
+            fallback=PromptLookup(_MAX_NGRAM_SIZE, _MIN_NGRAM_SIZE) if options.draft_fallback else None,
             max_requests=options.max_requests,
             target_patience=TargetPatience(options.target_timeout, options.reconnect_timeout),
         )
-        servicer = OrchestratorServicer(vocabulary, target, draft, settings)
+        servicer = OrchestratorServicer(vocabulary, targets, drafts, settings)
         await run_server(
             server_settings(options, SERVICE_NAME, MAX_APPLICATION_MESSAGE_BYTES),
             lambda server: orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server),
         )
     finally:
-        for link in (target, draft):
-            if link is not None:
-                await link.close()
+        for pool in (targets, drafts):
+            if pool is not None:
+                await pool.close()
 
 
-async def _connect(target: TargetLink, draft: DraftLink | None, timeout_s: float) -> None:
-    """Both handshakes. The target must be there; a draft service that is not may come later.
+async def _connect(targets: TargetPool, drafts: DraftPool | None, timeout_s: float) -> None:
+    """The handshakes. A target must be there; draft services that are not may come later.
 
-    HandshakeError when either must not be used, LinkLostError when the target cannot be reached in time.
+    HandshakeError when all of a kind must not be used, LinkLostError when no target can be reached in time.
     """
-    target.start()
-    await target.wait_checked(timeout_s)
-    if draft is not None:
-        draft.start()  # it is checked against the target
+    await targets.start()
+    await targets.wait_checked(timeout_s)
+    if drafts is not None:
+        await drafts.start()  # they are checked against the targets
         with contextlib.suppress(LinkLostError):
-            await draft.wait_checked(min(timeout_s, _DRAFT_WAIT_S))
+            await drafts.wait_checked(min(timeout_s, _DRAFT_WAIT_S))
 
 
 def _load_vocabulary(options: argparse.Namespace) -> tuple[Vocabulary, str]:
@@ -115,8 +106,16 @@ def build_parser() -> argparse.ArgumentParser:
     """Every option of the service."""
     parser = make_parser("tandem serve orchestrator", __doc__)
     add_server_arguments(parser, "127.0.0.1:50050")
-    parser.add_argument("--target", required=True, metavar="HOST:PORT", help="the target service")
-    parser.add_argument("--draft", metavar="HOST:PORT", help="the draft service; without one nothing is drafted")
+    parser.add_argument(
+        "--target",
+        required=True,
+        metavar="ADDRESSES",
+        help="the target services: HOST:PORT,... or dns:HOST:PORT (every address HOST has) or file:PATH (an address a "
+        "line); the latter two are looked up again every five seconds",
+    )
+    parser.add_argument(
+        "--draft", metavar="ADDRESSES", help="the draft services, as --target; without any nothing is drafted"
+    )
     tokenizer = parser.add_mutually_exclusive_group(required=True)
     tokenizer.add_argument("--model", metavar="NAME|PATH", help="whose tokenizer to use: the target's model")
     tokenizer.add_argument("--toy-vocab", type=positive_int, metavar="N", help="the built-in vocabulary of N ids")
@@ -126,9 +125,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--draft-timeout",
         type=seconds,
-        default=5.0,
         metavar="S",
-        help="longest wait of a round for drafts, in seconds",
+        help="longest wait of a round for drafts, in seconds; default: what rounds have taken so far says how long",
+    )
+    parser.add_argument(
+        "--draft-fallback",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="copy drafts from the sequence itself while no draft service makes any",
     )
     parser.add_argument(
         "--target-timeout", type=seconds, default=60.0, metavar="S", help="seconds before a round is asked again"

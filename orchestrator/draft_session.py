@@ -1,21 +1,25 @@
 """One request's session at the draft service. It can only save time, so nothing that happens to it is an error.
 
-Whatever goes wrong, the round is answered with an empty proposal at once or after `timeout_s`, and counted as a
-fallback. Rounds never wait twice for the same trouble: while an answer is late, or a session is being opened
-again, they go on without drafts.
+Whatever goes wrong, the round is answered at once, or when the wait is over, with drafts from the sequence itself
+(prompt lookup) or none, and counted as a fallback. Rounds never wait twice for the same trouble: while an answer is
+late, or a session is being opened again, they go on so.
 """
 
 import asyncio
 import time
 from typing import NoReturn
 
+import numpy as np
+
 from orchestrator.hidden_relay import HiddenRelay
 from orchestrator.replica_link import LinkLostError
+from orchestrator.round_times import LONGEST_S
 from orchestrator.sequence import Sequence
 from orchestrator.session_handle import SessionHandle, answer_of
 from tandem import codec
 from tandem.draft.v1 import draft_pb2
-from tandem.types import ErrorCode, ItemError, Proposal
+from tandem.prompt_lookup import PromptLookup
+from tandem.types import DraftProbs, DraftProbsTransport, ErrorCode, ItemError, Proposal
 
 _EMPTY = Proposal()
 _MAX_SKIPPED_ROUNDS = 64  # after several failures in a row
@@ -46,18 +50,25 @@ class DraftSession:
     def __init__(
         self,
         handle: SessionHandle[draft_pb2.ProposeItem, draft_pb2.ProposeResult],
-        timeout_s: float,
         vocab_size: int,
+        *,
+        timeout_s: float | None = None,
         relay: HiddenRelay | None = None,
+        fallback: PromptLookup | None = None,
     ) -> None:
-        """`timeout_s`: longest wait of a round; `vocab_size`: drafts must be below it.
+        """Nothing is opened yet.
 
-        `relay` has the hidden states that the service needs; None when it needs none.
+        Args:
+            vocab_size: drafts must be below it.
+            timeout_s: longest wait of a round; None: what the replica's rounds have taken so far says how long.
+            relay: has the hidden states that the service needs; None when it needs none.
+            fallback: makes drafts while the service makes none; None: there are none then.
         """
         self._handle = handle
         self._timeout_s = timeout_s
         self._vocab_size = vocab_size
         self._relay = relay
+        self._fallback = fallback
         self._known_len = 0  # tokens the service surely has
         self._first_open: asyncio.Future[draft_pb2.ProposeResult] | None = None  # until a proposal came
         self._background: asyncio.Future[draft_pb2.ProposeResult] | None = None  # an answer no round waits for
@@ -75,11 +86,11 @@ class DraftSession:
         try:
             proposal = await self._propose(sequence, num_wanted)
         except _NotYetError:
-            return _EMPTY
+            return self._own_drafts(sequence, num_wanted)
         except (_NoProposalError, TimeoutError, LinkLostError, ItemError) as error:
             sequence.stats.num_fallback_rounds += 1
             self._note(error)
-            return _EMPTY
+            return self._own_drafts(sequence, num_wanted)
         finally:
             sequence.stats.draft_wait_s += time.monotonic() - started
         self._num_failures = 0
@@ -89,11 +100,22 @@ class DraftSession:
         """Free the session."""
         self._handle.close(sequence)
 
+    def _own_drafts(self, sequence: Sequence, num_wanted: int) -> Proposal:
+        """Copied from the sequence: they depend on nothing that was drawn for them, so q is one-hot."""
+        if self._fallback is None:
+            return _EMPTY
+        drafts = tuple(self._fallback.find(sequence.tokens.token_ids, num_wanted))
+        probs: tuple[DraftProbs, ...] = ()
+        if sequence.draft_probs_transport in (DraftProbsTransport.SPARSE, DraftProbsTransport.FULL):
+            probs = tuple(
+                DraftProbs(np.array([one], dtype=np.uint32), np.ones(1, dtype=np.float32)) for one in drafts
+            )
+        return Proposal(drafts, probs)
+
     async def _propose(self, sequence: Sequence, num_wanted: int) -> Proposal:
         self._check_ready()
+        self._handle.move_if_leaving(sequence)
         if self._handle.needs_open:
-            if self._handle.link.load.draining:
-                raise _NoProposalError
             is_first = self._handle.epoch == 0
             opening = self._handle.open(sequence)
             self._known_len = len(sequence.tokens)
@@ -106,9 +128,7 @@ class DraftSession:
         self._send_hidden_states(sequence)
         future = self._handle.request(self._step_item(sequence, num_wanted))
         try:
-            result = await answer_of(
-                future, self._handle.deadline.remaining_s(self._timeout_s), "draft", "proposal"
-            )
+            result = await self._answer(future)
         except TimeoutError:
             self._leave_to_background(future)
             raise
@@ -119,10 +139,26 @@ class DraftSession:
         sequence.stats.draft_timing += codec.timing_from_proto(result.timing)
         return self._checked(codec.proposal_from_proto(result.proposal), num_wanted)
 
+    async def _answer(self, future: "asyncio.Future[draft_pb2.ProposeResult]") -> draft_pb2.ProposeResult:
+        """The round's proposal; raises as `answer_of`. The replica's times are learned from rounds but the first."""
+        assert self._handle.link is not None
+        times = self._handle.link.round_times
+        is_first, started = self._first_open is not None, time.monotonic()
+        timeout_s = self._timeout_s or (LONGEST_S if is_first else times.limit_s)
+        try:
+            result = await answer_of(future, self._handle.deadline.remaining_s(timeout_s), "draft", "proposal")
+        except TimeoutError:
+            times.was_late()
+            raise
+        if not is_first:
+            times.took(time.monotonic() - started)
+        return result
+
     def _send_hidden_states(self, sequence: Sequence) -> None:
         """All that are here and not there; _NotYetError while the round's are not complete."""
         if self._relay is None:
             return
+        assert self._handle.link is not None
         for states in self._relay.rows_to_send(sequence):
             item = self._handle.step_item(sequence)
             item.hidden_states.CopyFrom(codec.hidden_states_to_proto(states))
@@ -132,7 +168,7 @@ class DraftSession:
 
     def _check_ready(self) -> None:
         """_NoProposalError while there is a reason not to ask; LinkLostError or ItemError for news of one."""
-        if self._has_given_up or not self._handle.link.is_up:
+        if self._has_given_up or (self._handle.needs_open and self._handle.next_place() is None):
             raise _NoProposalError
         if self._num_rounds_to_skip > 0:
             self._num_rounds_to_skip -= 1
@@ -148,8 +184,10 @@ class DraftSession:
         _raise_error_of(waited_for)
 
     def _leave_to_background(self, future: "asyncio.Future[draft_pb2.ProposeResult]") -> None:
-        """Rounds go on without drafts until the answer has come, or `timeout_s` has passed once more."""
-        self._background, self._background_until = future, time.monotonic() + self._timeout_s
+        """Rounds go on without it until the answer has come, or the wait has passed once more."""
+        assert self._handle.link is not None
+        limit_s = self._timeout_s or self._handle.link.round_times.limit_s
+        self._background, self._background_until = future, time.monotonic() + limit_s
 
     def _raise_cause(self, error: ItemError) -> NoReturn:
         """Raise why the session is unknown, when the first open that failed says so; else the error itself."""
@@ -161,6 +199,7 @@ class DraftSession:
         item = self._handle.step_item(sequence)
         item.propose.tail_start = self._known_len
         item.propose.committed_token_ids.extend(sequence.tokens.token_ids[self._known_len :])
+        assert self._handle.link is not None
         info = self._handle.link.info
         limit = info.model.max_draft_tokens if info is not None else 0
         item.propose.num_draft_tokens = min(num_wanted, limit) if limit else num_wanted

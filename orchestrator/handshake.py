@@ -1,10 +1,10 @@
 """Which replicas may serve together: one protocol, one vocabulary, hidden states where they are needed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from orchestrator.replica_api import ReplicaInfo
 from orchestrator.replica_link import HandshakeError
-from tandem.types import PROTOCOL_VERSION
+from tandem.types import PROTOCOL_VERSION, ModelInfo
 from tandem.validation import are_hidden_layers
 from tandem.vocabulary import Vocabulary
 
@@ -52,19 +52,49 @@ def hidden_states_problem(draft: ReplicaInfo, target: ReplicaInfo) -> str:
 
 
 def draft_check(
-    address: str, tokenizer: Vocabulary, tokenizer_name: str, target: Callable[[], ReplicaInfo | None]
+    address: str, tokenizer: Vocabulary, tokenizer_name: str, targets: Callable[[], Iterable[ReplicaInfo]]
 ) -> Callable[[ReplicaInfo], None]:
-    """`vocabulary_check` of a draft replica, and HandshakeError for one that needs what the target does not give.
+    """`vocabulary_check` of a draft replica, and HandshakeError for one that needs what a target does not give.
 
-    `target`: what it said of itself, None before it has.
+    `targets`: what those that are known have said of themselves.
     """
     check_vocabulary = vocabulary_check("draft", address, tokenizer, tokenizer_name)
 
     def check(info: ReplicaInfo) -> None:
         check_vocabulary(info)
-        known = target()
-        problem = hidden_states_problem(info, known) if known is not None else ""
-        if problem:
-            raise HandshakeError(f"draft service at {address}: {problem}")
+        for target in targets():
+            problem = hidden_states_problem(info, target)
+            if problem:
+                raise HandshakeError(f"draft service at {address}: {problem}")
+
+    return check
+
+
+def computes_the_same(one: ModelInfo, other: ModelInfo) -> bool:
+    """Whether two targets give the same bits for the same tokens."""
+    return (one.model_id, one.numerics_fingerprint) == (other.model_id, other.numerics_fingerprint)
+
+
+def target_check(
+    address: str, tokenizer: Vocabulary, tokenizer_name: str, others: Callable[[], Iterable[ReplicaInfo]]
+) -> Callable[[ReplicaInfo], None]:
+    """`vocabulary_check` of a target replica, and HandshakeError for one that computes otherwise than those there are.
+
+    `others`: what the other replicas that are up have said of themselves. A request may move between any two, and half
+    an answer of each would be the answer of neither.
+    """
+    check_vocabulary = vocabulary_check("target", address, tokenizer, tokenizer_name)
+
+    def check(info: ReplicaInfo) -> None:
+        check_vocabulary(info)
+        here = info.model
+        for other in others():
+            there = other.model
+            if not computes_the_same(here, there):
+                raise HandshakeError(
+                    f"target services differ: the one at {address} computes {here.model_id!r} "
+                    f"({here.numerics_fingerprint or 'no fingerprint'}), another {there.model_id!r} "
+                    f"({there.numerics_fingerprint or 'no fingerprint'})"
+                )
 
     return check

@@ -13,11 +13,10 @@ from bisect import insort
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
 
 from google.protobuf.message import Message
 
-from orchestrator.replica_link import LinkLostError, ReplicaLink, answer_key
+from orchestrator.replica_link import LinkLostError, TargetLink, answer_key
 from orchestrator.sequence import Sequence
 from tandem import codec
 from tandem.common.v1 import common_pb2
@@ -31,16 +30,15 @@ _REPEAT_S = 10.0  # a replay without an end is asked for again; the target drops
 _MAX_FAILURES = 3  # replays of one answer; then it goes on without drafts
 MAX_HELD_BYTES = 16 << 20  # of one answer, while the draft service takes none; what is dropped then is replayed
 
-Link: TypeAlias = ReplicaLink[target_pb2.VerifyItem, target_pb2.VerifyResult]
-
 
 class HiddenRelay:
     """Rows by number; the first `sent_end` are with the draft service."""
 
-    def __init__(self, link: Link, layers: tuple[int, ...]) -> None:
+    def __init__(self, layers: tuple[int, ...]) -> None:
         """`layers`: after how many of the target's layers the draft service wants them."""
         self.layers = layers
-        self._link = link
+        self._link: TargetLink | None = None  # of the target that has the session
+        self._session_id = 0
         self._chunks: list[HiddenStates] = []  # by first row; they may overlap
         self._sent_end = 0
         self._is_settled = False  # a verdict has come since the target's session was opened: so have its rows
@@ -48,8 +46,12 @@ class HiddenRelay:
         self._asked_s = 0.0  # when it was sent last, monotonic clock
         self._num_failures = 0
 
-    def opened(self) -> None:
+    def opened(self, link: TargetLink, session_id: int) -> None:
         """The target's session is new: what rows it sends is known with its first verdict."""
+        if link is not self._link:
+            self.close()
+            self._link, self._session_id = link, session_id
+        link.listen(session_id, self.take)
         self._is_settled = False
 
     def decided(self) -> None:
@@ -89,15 +91,17 @@ class HiddenRelay:
         return False
 
     def close(self) -> None:
-        """The answer has ended: nothing is wanted any more."""
-        replay, self._replay = self._replay, None
-        if replay is None:
+        """The answer has ended, or its session is elsewhere: nothing is wanted any more from the target that had it."""
+        link, replay, self._replay = self._link, self._replay, None
+        if link is not None:
+            link.unlisten(self._session_id)
+        if link is None or replay is None:
             return
-        self._link.forget(answer_key(replay.stamp))
-        self._link.unlisten(replay.stamp.session_id)
-        if self._link.is_up:
+        link.forget(answer_key(replay.stamp))
+        link.unlisten(replay.stamp.session_id)
+        if link.is_up:
             stamp = replace(codec.stamp_from_proto(replay.stamp), round=1)
-            self._link.send(_item(stamp, close=common_pb2.CloseSession()))
+            link.send(_item(stamp, close=common_pb2.CloseSession()))
 
     def _contiguous(self, num_rows: int) -> Iterator[HiddenStates]:
         """The first so many rows without what is sent and without overlaps, up to the first that is missing."""
@@ -111,7 +115,8 @@ class HiddenRelay:
 
     def _ask(self, sequence: Sequence, first_row: int, end_row: int) -> None:
         """Have the target send rows first_row .. end_row - 1 again."""
-        if self._num_failures >= _MAX_FAILURES or not self._link.is_up:
+        link = self._link
+        if self._num_failures >= _MAX_FAILURES or link is None or not link.is_up:
             return
         token_ids = sequence.tokens.token_ids[: end_row + 1]
         session_id = SessionId(secrets.randbits(63))
@@ -119,21 +124,26 @@ class HiddenRelay:
         wanted = target_pb2.ReplayHiddenStates(token_ids=token_ids, hidden_layers=self.layers, first_row=first_row)
         replay = _item(stamp, replay=wanted)
         self._replay, self._asked_s = replay, time.monotonic()
-        self._link.listen(session_id, self.take)
-        self._link.request(replay).add_done_callback(partial(self._replayed, replay))
+        link.listen(session_id, self.take)
+        link.request(replay).add_done_callback(partial(self._replayed, link, replay))
 
     def _repeat(self, replay: target_pb2.VerifyItem) -> None:
         """Send it again once it has taken long: it, or its end, may have been lost."""
-        if time.monotonic() - self._asked_s > _REPEAT_S and self._link.is_up:
+        if time.monotonic() - self._asked_s > _REPEAT_S and self._link is not None and self._link.is_up:
             self._asked_s = time.monotonic()
             self._link.send(replay)
 
-    def _replayed(self, replay: target_pb2.VerifyItem, future: "asyncio.Future[target_pb2.VerifyResult]") -> None:
+    def _replayed(
+        self,
+        link: TargetLink,
+        replay: target_pb2.VerifyItem,
+        future: "asyncio.Future[target_pb2.VerifyResult]",
+    ) -> None:
         """It has ended, unless `close` has given it up."""
         if self._replay is not replay:
             return
         self._replay = None
-        self._link.unlisten(replay.stamp.session_id)
+        link.unlisten(replay.stamp.session_id)
         problem = _problem_of(future)
         if problem:
             self._num_failures += 1

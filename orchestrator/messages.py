@@ -2,12 +2,29 @@
 
 from dataclasses import replace
 
+from orchestrator.replica_link import DraftLink, TargetLink
 from orchestrator.requests import CheckedRequest
 from orchestrator.sequence import RoundOutput, Sequence
 from tandem import codec
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.types import TokenLogprobs
+from tandem.types import Load, TokenLogprobs
 from tandem.vocabulary import Vocabulary
+
+
+def replica(link: TargetLink | DraftLink, load: Load) -> pb.Replica:
+    """A replica as it is known now."""
+    message = pb.Replica(
+        role=link.api.role,
+        address=link.address,
+        is_connected=link.is_up,
+        load=codec.load_to_proto(load),
+        num_sessions=link.num_sessions,
+        problem="" if link.is_up else link.why_not(),
+    )
+    if link.info is not None:
+        message.model.CopyFrom(codec.model_info_to_proto(link.info.model))
+        message.proposer = link.info.proposer
+    return message
 
 
 def started(checked: CheckedRequest, model_id: str) -> pb.GenerateResponse:

@@ -8,17 +8,20 @@ that would end the stream for every session; whoever waits for an answer limits 
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, Generic, TypeAlias
 
 import grpc
 
+from orchestrator.breaker import Backoff, Breaker
 from orchestrator.replica_api import ItemT, ReplicaApi, ReplicaInfo, ResultT
+from orchestrator.round_times import RoundTimes
+from orchestrator.silence import SILENCE_S, Silence
 from tandem import codec
+from tandem.draft.v1 import draft_pb2
 from tandem.serving.batches import batches_of
 from tandem.serving.channels import open_channel, why_not_connected
+from tandem.target.v1 import target_pb2
 from tandem.types import HiddenStates, ItemError, Load
 
 _log = logging.getLogger(__name__)
@@ -26,6 +29,8 @@ _log = logging.getLogger(__name__)
 _HANDSHAKE_TIMEOUT_S = 5.0
 _LOAD_TIMEOUT_S = 1.0
 _CLOSE_TIMEOUT_S = 2.0
+
+_FROZEN = "its engine is frozen"
 
 AnswerKey = tuple[int, int, int]  # session id, epoch, round; round 0 is the open, so this names the kind as well
 
@@ -36,19 +41,6 @@ class LinkLostError(Exception):
 
 class HandshakeError(Exception):
     """A replica that must not be used; the message names both sides of the mismatch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """Waits between connection attempts: doubled each time up to a limit, times a random 0.5 .. 1.5."""
-
-    first_s: float = 0.1
-    limit_s: float = 3.0
-
-    def wait_s(self, num_failures: int) -> float:
-        """Seconds to wait after that many failures in a row (at least one)."""
-        longest = min(self.first_s * 2.0 ** min(num_failures - 1, 16), self.limit_s)
-        return longest * random.uniform(0.5, 1.5)
 
 
 class ReplicaLink(Generic[ItemT, ResultT]):
@@ -63,16 +55,26 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         address: str,
         check: Callable[[ReplicaInfo], None] = lambda _: None,
         backoff: Backoff | None = None,
+        silence_s: float = SILENCE_S,
     ) -> None:
-        """`check` raises HandshakeError for a replica that must not be used; it is asked at every connect."""
+        """`check` raises HandshakeError for a replica that must not be used; it is asked at every connect.
+
+        A stream is given up when nothing has come on it for `silence_s`.
+        """
         self.api: ReplicaApi[ItemT, ResultT] = api
         self.address = address
         self.generation = 0
         self.info: ReplicaInfo | None = None  # of the last handshake
         self.load = Load()  # as of the last answer
         self.num_dropped_results = 0  # answers nobody waits for: late, repeated or unknown
+        self.num_sessions = 0  # of this orchestrator
+        self.is_retired = False  # nobody names it any more
+        self.on_change: Callable[[], None] = lambda: None  # called when sessions may be opened here, or no longer
+        self.breaker = Breaker(Backoff(1.0, 30.0))
+        self.round_times = RoundTimes()
         self._check = check
         self._backoff = backoff or Backoff()
+        self._silence_s = silence_s
         self._waiting: dict[AnswerKey, asyncio.Future[ResultT]] = {}
         self._listeners: dict[int, Callable[[HiddenStates], None]] = {}  # by session id
         self._outgoing: list[ItemT] = []
@@ -93,6 +95,32 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         """Whether there is a stream now."""
         return self._up.is_set()
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether no session may be opened here, and those there are should move."""
+        return self.load.draining or self.is_retired
+
+    @property
+    def busyness(self) -> float:
+        """How much a new session would have beside it: sessions, as told or as known here, and what waits."""
+        return max(self.load.running, self.num_sessions) + self.load.waiting
+
+    def joined(self) -> None:
+        """A session is here now."""
+        self.num_sessions += 1
+
+    def left(self) -> None:
+        """A session is no longer here."""
+        self.num_sessions -= 1
+        if not self.num_sessions:
+            self.on_change()
+
+    def why_not(self) -> str:
+        """Why no session can be opened here."""
+        if self.is_up:
+            return f"{self} is shutting down" if self.is_leaving else f"{self} cannot take the session"
+        return f"{self} is not reachable: {self._failure}"
+
     def start(self) -> None:
         """Connect, and stay connected, in the background."""
         self._task = asyncio.create_task(self._stay_connected(), name=f"link to the {self}")
@@ -104,14 +132,14 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         if self._refusal is not None:
             raise self._refusal
         if not self.is_up:
-            raise LinkLostError(f"{self} is not reachable: {self._failure}")
+            raise LinkLostError(self.why_not())
 
     async def wait_up(self, timeout_s: float) -> None:
         """Return once there is a stream; LinkLostError after the timeout."""
         try:
             await asyncio.wait_for(self._up.wait(), timeout_s)
         except TimeoutError:
-            raise LinkLostError(f"{self} is not reachable: {self._failure}") from None
+            raise LinkLostError(self.why_not()) from None
 
     def request(self, item: ItemT) -> "asyncio.Future[ResultT]":
         """Send an item; the future of its answer. LinkLostError without a stream.
@@ -127,7 +155,7 @@ class ReplicaLink(Generic[ItemT, ResultT]):
     def send(self, item: ItemT) -> None:
         """Send an item without waiting for its answer: a repeat, or a close. LinkLostError without a stream."""
         if not self.is_up:
-            raise LinkLostError(f"{self} is not reachable: {self._failure}")
+            raise LinkLostError(self.why_not())
         self._outgoing.append(item)
         self._wake.set()
 
@@ -180,8 +208,10 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         """Hand-shake and serve one stream until it ends; why it ended."""
         try:
             info = await self.api.get_info(channel, _HANDSHAKE_TIMEOUT_S)
+            if info.load.frozen:
+                return _FROZEN
             self._check(info)
-            await self._serve(self.api.open_stream(channel), info)
+            return await self._serve(self.api.open_stream(channel), info)
         except HandshakeError as error:
             self._refusal = error
             self._checked.set()
@@ -191,33 +221,43 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         except Exception:  # noqa: BLE001 - whatever an answer did to us, the link must be made again
             _log.exception("%s: unexpected error", self)
             return "an unexpected error, see the log"
-        return "the stream was ended by the other side"
 
-    async def _serve(self, call: Any, info: ReplicaInfo) -> None:
+    async def _serve(self, call: Any, info: ReplicaInfo) -> str:
+        """One stream's life; why it ended, unless grpc raises it."""
         self.info, self.load, self._refusal = info, info.load, None
         if self.api.role == "target" and info.model.backend and not info.model.deterministic:
             _log.warning("%s is not deterministic: its logits may depend on the batch, so texts may differ", self)
         self.generation += 1
         self._up.set()
         self._checked.set()
+        self.on_change()
+        silence = Silence(self._silence_s)
         writer = asyncio.create_task(self._write(call), name=f"writer to the {self}")
+        reader = asyncio.create_task(self._read(call, silence), name=f"reader of the {self}")
+        watch = asyncio.create_task(silence.is_too_long(), name=f"watch over the {self}")
         try:
-            await self._read(call)
+            await asyncio.wait({reader, watch}, return_when=asyncio.FIRST_COMPLETED)
+            return reader.result() if reader.done() else f"nothing came from it for {self._silence_s:g} s"
         finally:
             self._up.clear()
+            self.on_change()
             self._checked.clear()
             self._outgoing.clear()
             call.cancel()
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
+            for task in (writer, reader, watch):
+                task.cancel()
+            await asyncio.gather(writer, reader, watch, return_exceptions=True)
             self._fail_waiting()
 
-    async def _read(self, call: Any) -> None:
-        """Hand out answers until the other side ends the stream."""
+    async def _read(self, call: Any, silence: Silence) -> str:
+        """Hand out answers until the other side ends the stream, or computes no more; which of both."""
         while (response := await call.read()) is not grpc.aio.EOF:
+            silence.heard()
             if response is None:  # bytes that are not a message; grpc has logged them
                 continue
-            self.load = codec.load_from_proto(response.load)
+            self._take_load(codec.load_from_proto(response.load))
+            if self.load.frozen:
+                return _FROZEN
             for result in response.results:
                 if result.WhichOneof("outcome") == "hidden_states":
                     self._take_hidden_states(result)
@@ -227,6 +267,12 @@ class ReplicaLink(Generic[ItemT, ResultT]):
                     future.set_result(result)
                 elif result.WhichOneof("outcome") != "closed":
                     self.num_dropped_results += 1
+        return "the stream was ended by the other side"
+
+    def _take_load(self, load: Load) -> None:
+        was_leaving, self.load = self.is_leaving, load
+        if self.is_leaving != was_leaving:
+            self.on_change()
 
     def _take_hidden_states(self, result: Any) -> None:
         """To whoever listens; what cannot be rows is as if it had never come."""
@@ -283,3 +329,7 @@ def _fail(future: "asyncio.Future[ResultT]", error: Exception) -> None:
 def answer_key(stamp: Any) -> AnswerKey:
     """Under which the answer to an item with this stamp is waited for."""
     return stamp.session_id, stamp.epoch, stamp.round
+
+
+TargetLink: TypeAlias = ReplicaLink[target_pb2.VerifyItem, target_pb2.VerifyResult]
+DraftLink: TypeAlias = ReplicaLink[draft_pb2.ProposeItem, draft_pb2.ProposeResult]

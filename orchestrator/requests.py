@@ -41,6 +41,7 @@ class Offer:
     """What can be served now; the limits that requests are checked against."""
 
     vocabulary: Vocabulary
+    model_id: str  # of the targets
     vocab_size: int  # ids the target knows, padding included
     max_context: int  # most tokens of a sequence
     num_draft_tokens: int  # a round's drafts unless the request says otherwise; 0: no speculation
@@ -57,6 +58,7 @@ class CheckedRequest:
     stops: tuple[str, ...]
     include_stop: bool
     num_draft_tokens: int  # most drafts a round; 0: no draft traffic
+    resumed: Mapping[int, tuple[int, ...]]  # by sample index: tokens that there are already
 
 
 def check_answers(request: pb.GenerateRequest, max_requests: int) -> range:
@@ -92,13 +94,38 @@ def check_request(request: pb.GenerateRequest, offer: Offer) -> CheckedRequest:
     num_draft_tokens = _num_draft_tokens(request.speculation, offer)
     spec = _session_spec(request, _prompt(request, offer), offer)
     check_session(spec, offer.vocab_size, offer.max_context)
+    resumed = _resumed(request, spec, offer)
     return CheckedRequest(
         request_id=request.request_id or f"req-{secrets.token_hex(8)}",
         spec=spec,
         stops=tuple(request.stopping.stop),
         include_stop=request.stopping.include_stop_in_output,
         num_draft_tokens=num_draft_tokens,
+        resumed=resumed,
     )
+
+
+def _resumed(request: pb.GenerateRequest, spec: SessionSpec, offer: Offer) -> Mapping[int, tuple[int, ...]]:
+    """The tokens that answers have, by sample index; InvalidArgumentError for what none of the request can have."""
+    resumed: dict[int, tuple[int, ...]] = {}
+    sample_indices = codec.sample_indices(request)
+    for number, answer in enumerate(request.resume):
+        field, token_ids = f"resume[{number}]", tuple(answer.token_ids)
+        if answer.sample_index not in sample_indices or answer.sample_index in resumed:
+            raise InvalidArgumentError(
+                f"{field}.sample_index",
+                f"{answer.sample_index} is not one of {sample_indices.start}..{sample_indices.stop - 1}, each once",
+            )
+        if len(token_ids) > spec.max_tokens:
+            raise InvalidArgumentError(
+                f"{field}.token_ids", f"{len(token_ids)} tokens are more than the {spec.max_tokens} of max_tokens"
+            )
+        for token_id in token_ids:
+            check_range(f"{field}.token_ids", token_id, 0, offer.vocab_size - 1)
+        resumed[answer.sample_index] = token_ids
+    if resumed and not request.sampling.HasField("seed"):
+        raise InvalidArgumentError("resume", "needs sampling.seed, that of the call which is resumed")
+    return resumed
 
 
 def _prompt(request: pb.GenerateRequest, offer: Offer) -> tuple[int, ...]:

@@ -5,13 +5,13 @@ token ids, text, usage and finish reason agree, and nothing is emitted after the
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from orchestrator.speculation_stats import SpeculationStats
 from orchestrator.text_stream import TextStream
 from tandem.prefix_hash import HashedTokens
-from tandem.types import FinishReason, Proposal, SessionSpec, TokenLogprobs, Verdict
+from tandem.types import DraftProbsTransport, FinishReason, Proposal, SessionSpec, TokenLogprobs, Verdict
 
 
 class BadVerdictError(Exception):
@@ -70,6 +70,11 @@ class Sequence:
         return self._spec.sample_index
 
     @property
+    def draft_probs_transport(self) -> DraftProbsTransport:
+        """How the draft's distribution travels."""
+        return self._spec.draft_probs_transport
+
+    @property
     def num_prompt_tokens(self) -> int:
         return self._spec.prompt_len
 
@@ -98,6 +103,14 @@ class Sequence:
         if self._first_token_at is None or self._last_token_at is None:
             return 0.0
         return self._last_token_at - self._first_token_at
+
+    def resume(self, token_ids: Iterable[int]) -> None:
+        """Begin with tokens that an application has already, and their text; ValueError for one after the end."""
+        for token_id in token_ids:
+            if self.finish_reason is not None:
+                raise ValueError(f"token {token_id} comes after the end of the answer")
+            self._append(token_id)
+        self._take_text()
 
     def session_spec(self) -> SessionSpec:
         """What opens a session that continues from here."""

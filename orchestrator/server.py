@@ -17,20 +17,21 @@ from orchestrator.answers import interleaved
 from orchestrator.draft_session import DraftSession, NoDrafts
 from orchestrator.handshake import hidden_states_problem
 from orchestrator.hidden_relay import HiddenRelay
-from orchestrator.replica_link import LinkLostError, ReplicaLink
+from orchestrator.pools import DraftPool, TargetPool
+from orchestrator.replica_api import ReplicaInfo
+from orchestrator.replica_link import LinkLostError
 from orchestrator.requests import CheckedRequest, Offer, check_answers, check_request
 from orchestrator.sequence import BadVerdictError, Sequence
 from orchestrator.session_handle import Deadline, SessionHandle
 from orchestrator.target_session import TargetPatience, TargetSession, not_reached
 from orchestrator.text_stream import TextStream
-from tandem import codec
 from tandem.defaults import MAX_SESSIONS, NUM_DRAFT_TOKENS
-from tandem.draft.v1 import draft_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.prompt_lookup import PromptLookup
 from tandem.serving.errors import ServiceError
-from tandem.target.v1 import target_pb2
 from tandem.types import SessionId
+from tandem.validation import InvalidArgumentError
 from tandem.vocabulary import Vocabulary
 
 _log = logging.getLogger(__name__)
@@ -39,8 +40,6 @@ SERVICE_NAME = "tandem.orchestrator.v1.OrchestratorService"
 UNLIMITED_CONTEXT = 2**31 - 1  # of a target that names no limit
 _NOTICE_S, _NOTICE_SHARE = 0.05, 0.05  # of a call's time, whichever is less
 
-TargetLink: TypeAlias = ReplicaLink[target_pb2.VerifyItem, target_pb2.VerifyResult]
-DraftLink: TypeAlias = ReplicaLink[draft_pb2.ProposeItem, draft_pb2.ProposeResult]
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
@@ -49,20 +48,21 @@ class OrchestratorSettings:
     """What the operator chose."""
 
     num_draft_tokens: int = NUM_DRAFT_TOKENS  # of a round, unless the request says otherwise
-    draft_timeout_s: float = 5.0
+    draft_timeout_s: float | None = None  # longest wait of a round for drafts; None: as measured
+    fallback: PromptLookup | None = None  # makes drafts while the draft service makes none
     max_requests: int = MAX_SESSIONS  # running; a request takes a place for each of its answers
     target_patience: TargetPatience = field(default_factory=TargetPatience)
 
 
 class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
-    """Serves applications over one link to a target replica and, if there is one, one to a draft replica."""
+    """Serves applications over a pool of target replicas and, if there is one, one of draft replicas."""
 
     def __init__(
-        self, vocabulary: Vocabulary, target: TargetLink, draft: DraftLink | None, settings: OrchestratorSettings
+        self, vocabulary: Vocabulary, targets: TargetPool, drafts: DraftPool | None, settings: OrchestratorSettings
     ) -> None:
         self._vocabulary = vocabulary
-        self._target = target
-        self._draft = draft
+        self._targets = targets
+        self._drafts = drafts
         self._settings = settings
         self._num_running = 0
 
@@ -80,44 +80,32 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                 )
             offer = await self._offer(deadline)
             checked = await asyncio.to_thread(check_request, request, offer)
-            assert self._target.info is not None  # as it made the offer
-            yield messages.started(checked, self._target.info.model.model_id)
+            sequences = [self._sequence(checked, index, offer, arrived_at) for index in sample_indices]
+            yield messages.started(checked, offer.model_id)
             answers = [
-                _answer(
-                    self._vocabulary,
-                    self._sequence(checked, sample_index, offer, arrived_at),
-                    *self._sessions(checked, offer, deadline, context),
-                )
-                for sample_index in sample_indices
+                _answer(self._vocabulary, sequence, *self._sessions(checked, offer, deadline, context))
+                for sequence in sequences
             ]
             try:
                 async with aclosing(interleaved(answers)) as events:
                     async for event in events:
                         yield event
             except BadVerdictError as error:
-                _log.error(
-                    "request %r: the %s sent a verdict that cannot be: %s", checked.request_id, self._target, error
-                )
+                _log.error("request %r: a verdict that cannot be: %s", checked.request_id, error)
                 raise ServiceError(grpc.StatusCode.INTERNAL, "internal error") from error
             except ServiceError as error:
                 _log.info("request %r: %s: %s", checked.request_id, error.code.name, error)
                 raise
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: _Context) -> pb.GetInfoResponse:  # noqa: N802, ARG002
-        """What both replicas said at the last connect, and their loads now."""
-        answer = pb.GetInfoResponse(
+        """What the replicas said at the last connect, and their loads now."""
+        pools: list[TargetPool | DraftPool] = [pool for pool in (self._targets, self._drafts) if pool is not None]
+        links = [link for pool in pools for link in pool.links]
+        loads = await asyncio.gather(*(link.ask_load() for link in links))
+        return pb.GetInfoResponse(
             num_running_requests=self._num_running,
-            is_target_connected=self._target.is_up,
-            is_draft_connected=self._draft is not None and self._draft.is_up,
+            replicas=[messages.replica(link, load) for link, load in zip(links, loads, strict=True)],
         )
-        if self._target.info is not None:
-            answer.target.CopyFrom(codec.model_info_to_proto(self._target.info.model))
-            answer.target_load.CopyFrom(codec.load_to_proto(await self._target.ask_load()))
-        if self._draft is not None and self._draft.info is not None:
-            answer.draft.CopyFrom(codec.model_info_to_proto(self._draft.info.model))
-            answer.draft_load.CopyFrom(codec.load_to_proto(await self._draft.ask_load()))
-            answer.proposer = self._draft.info.proposer
-        return answer
 
     @contextlib.contextmanager
     def _admitted(self, num_answers: int) -> Iterator[None]:
@@ -137,34 +125,39 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             self._num_running -= num_answers
 
     async def _offer(self, deadline: Deadline) -> Offer:
-        """What can be served now. Without a target to ask, ServiceError UNAVAILABLE or DEADLINE_EXCEEDED."""
+        """What every target can serve now. Without one to ask, ServiceError UNAVAILABLE or DEADLINE_EXCEEDED."""
         try:
-            await self._target.wait_up(deadline.remaining_s(self._settings.target_patience.reconnect_s))
+            await self._targets.wait_for(deadline.remaining_s(self._settings.target_patience.reconnect_s))
         except LinkLostError as error:
             raise not_reached(error, deadline) from error
-        if self._target.load.draining:
-            raise ServiceError(grpc.StatusCode.UNAVAILABLE, f"{self._target} is shutting down; try again later")
-        assert self._target.info is not None  # a link that was up has it
-        model = self._target.info.model
-        draft_info = self._draft.info if self._draft is not None else None
+        models = [info.model for info in self._targets.infos]
+        drafts = self._drafts.infos if self._drafts is not None else ()
         return Offer(
             vocabulary=self._vocabulary,
-            vocab_size=model.vocab_size or self._vocabulary.vocab_size,
-            max_context=model.max_context or UNLIMITED_CONTEXT,
+            model_id=models[0].model_id,
+            vocab_size=min(model.vocab_size for model in models) or self._vocabulary.vocab_size,
+            max_context=min(model.max_context or UNLIMITED_CONTEXT for model in models),
             num_draft_tokens=self._settings.num_draft_tokens,
-            max_draft_tokens=model.max_draft_tokens,
-            draft_transports=draft_info.transports if draft_info is not None else frozenset(),
+            max_draft_tokens=min(model.max_draft_tokens for model in models),
+            draft_transports=frozenset.intersection(*(info.transports for info in drafts))
+            if drafts
+            else frozenset(),
         )
 
     def _sequence(self, checked: CheckedRequest, sample_index: int, offer: Offer, started_at: float) -> Sequence:
         text = TextStream(self._vocabulary, checked.stops, checked.include_stop)
-        return Sequence(
+        sequence = Sequence(
             replace(checked.spec, sample_index=sample_index),
             text,
-            num_draft_tokens=checked.num_draft_tokens if self._draft is not None else 0,
+            num_draft_tokens=checked.num_draft_tokens if self._drafts is not None else 0,
             vocab_size=offer.vocab_size,
             started_at=started_at,
         )
+        try:
+            sequence.resume(checked.resumed.get(sample_index, ()))
+        except ValueError as error:
+            raise InvalidArgumentError(f"resume of sample index {sample_index}", str(error)) from error
+        return sequence
 
     def _sessions(
         self, checked: CheckedRequest, offer: Offer, deadline: Deadline, context: _Context
@@ -172,29 +165,44 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         """One answer's two sessions; they share an id."""
         session_id = SessionId(secrets.randbits(63))
         traceparent = _traceparent(context)
-        is_speculating = self._draft is not None and checked.num_draft_tokens > 0
-        relay = self._relay() if is_speculating else None
-        target = TargetSession(
-            SessionHandle(self._target, session_id, deadline, traceparent), self._settings.target_patience, relay
-        )
-        if self._draft is None or not is_speculating:
+        is_speculating = self._drafts is not None and checked.num_draft_tokens > 0
+        draft_info = self._next_draft_info() if is_speculating else None
+        relay = self._relay(draft_info)
+        target_handle = SessionHandle(self._targets, session_id, deadline, traceparent)
+        target = TargetSession(target_handle, self._settings.target_patience, relay)
+        if self._drafts is None or not is_speculating:
             return NoDrafts(), target
-        handle = SessionHandle(self._draft, session_id, deadline, traceparent)
-        return DraftSession(handle, self._settings.draft_timeout_s, offer.vocab_size, relay), target
+        layers = draft_info.hidden_layers if draft_info is not None else ()
+        handle = SessionHandle(self._drafts, session_id, deadline, traceparent)
+        handle.fits = lambda link: link.info is not None and link.info.hidden_layers == layers
+        drafts = DraftSession(
+            handle,
+            offer.vocab_size,
+            timeout_s=self._settings.draft_timeout_s,
+            relay=relay,
+            fallback=self._settings.fallback,
+        )
+        return drafts, target
 
-    def _relay(self) -> HiddenRelay | None:
-        """For the hidden states that the draft service needs, if it needs any and the target has them.
+    def _next_draft_info(self) -> ReplicaInfo | None:
+        """Of the draft replica that a session would be opened on, or of the kind that there was."""
+        assert self._drafts is not None
+        link = self._drafts.choose()
+        return link.info if link is not None else next(iter(self._drafts.infos), None)
 
-        Where it has them not, because it came back as another, the draft service misses them and rounds go without.
+    def _relay(self, draft: ReplicaInfo | None) -> HiddenRelay | None:
+        """For the hidden states that the draft service needs, if it needs any and every target has them.
+
+        Where one has them not, because it came back as another, the draft service misses them and rounds go without.
         """
-        draft = self._draft.info if self._draft is not None else None
-        if draft is None or not draft.hidden_layers or self._target.info is None:
+        if draft is None or not draft.hidden_layers:
             return None
-        problem = hidden_states_problem(draft, self._target.info)
-        if problem:
-            _log.warning("answers go without drafts: %s", problem)
-            return None
-        return HiddenRelay(self._target, draft.hidden_layers)
+        for target in self._targets.infos:
+            problem = hidden_states_problem(draft, target)
+            if problem:
+                _log.warning("answers go without drafts: %s", problem)
+                return None
+        return HiddenRelay(draft.hidden_layers)
 
 
 def _time_to_answer(context: _Context) -> float | None:

@@ -55,7 +55,8 @@ async def generate(
     """
     try:
         # 0. Open: the target works on the prompt while the first drafts are made.
-        verifier.open(sequence)
+        if sequence.finish_reason is None:  # a resumed answer may have ended before
+            verifier.open(sequence)
         while sequence.finish_reason is None:
             # 1. Propose: the draft service guesses up to K tokens.
             proposal = await proposer.propose(sequence)

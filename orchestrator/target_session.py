@@ -7,11 +7,13 @@ is opened again with the committed tokens, the round is asked again, and the ans
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import NoReturn
 
 import grpc
 
+from orchestrator.handshake import computes_the_same
 from orchestrator.hidden_relay import HiddenRelay
-from orchestrator.replica_link import LinkLostError
+from orchestrator.replica_link import LinkLostError, TargetLink
 from orchestrator.sequence import Sequence
 from orchestrator.session_handle import Deadline, SessionHandle, answer_of
 from tandem import codec
@@ -19,7 +21,7 @@ from tandem.serving.errors import ServiceError
 from tandem.target.v1 import target_pb2
 from tandem.types import ErrorCode, ItemError, ModelInfo, Proposal, Verdict
 
-_MAX_TRIES = 8  # of one round, re-opens and repeats together
+_MAX_TRIES = 8  # of one round: times that it is asked anew because session or stream was lost
 _REOPEN_CODES = {ErrorCode.UNKNOWN_SESSION, ErrorCode.PREFIX_MISMATCH}
 _REFUSAL_CODES = {ErrorCode.INVALID_ARGUMENT, ErrorCode.UNIMPLEMENTED}
 _STATUSES = {
@@ -49,14 +51,15 @@ class TargetSession:
     ) -> None:
         """`relay` takes the hidden states that the draft service needs; None when it needs none."""
         self._handle = handle
+        self._handle.fits = self._is_same_model
         self._patience = patience
         self._relay = relay
         self._opening: asyncio.Future[target_pb2.VerifyResult] | None = None  # until a verdict shows that it worked
         self._model: ModelInfo | None = None  # the target's that the first token came from
 
     def open(self, sequence: Sequence) -> None:
-        """Let the target begin with the prompt. Without a stream nothing happens: `verify` opens as well."""
-        if self._handle.link.is_up:
+        """Let a target begin with the prompt. Without one nothing happens: `verify` opens as well."""
+        if self._handle.next_place() is not None:
             self._open(sequence)
 
     async def verify(self, sequence: Sequence, proposal: Proposal) -> Verdict:
@@ -67,15 +70,23 @@ class TargetSession:
         """
         started = time.monotonic()
         try:
-            for _ in range(_MAX_TRIES):
+            num_tries = 0
+            while num_tries < _MAX_TRIES:
                 self._check_time(sequence, started)
                 try:
                     return await self._try(sequence, proposal)
-                except (LinkLostError, TimeoutError):
-                    continue
+                except LinkLostError:
+                    num_tries += 1
+                except TimeoutError:
+                    assert self._handle.link is not None
+                    self._handle.link.breaker.failed()
+                    self._handle.avoid(sequence)  # where there is no other place, it is asked again there
                 except ItemError as error:
                     if error.code in _REOPEN_CODES:
+                        num_tries += 1
                         self._handle.mark_lost()
+                    elif error.code is ErrorCode.NO_CAPACITY and self._handle.avoid(sequence):
+                        continue
                     elif error.code in _REFUSAL_CODES and proposal.draft_token_ids:
                         proposal = Proposal()
                         sequence.skip_round()
@@ -86,31 +97,30 @@ class TargetSession:
         finally:
             sequence.stats.verify_wait_s += time.monotonic() - started
         raise ServiceError(
-            grpc.StatusCode.UNAVAILABLE, f"{self._handle.link}: no verdict after {_MAX_TRIES} tries of one round"
+            grpc.StatusCode.UNAVAILABLE, f"{self._handle}: no verdict after {_MAX_TRIES} tries of one round"
         )
 
     def close(self, sequence: Sequence) -> None:
         """Free the session."""
         if self._relay is not None:
-            self._handle.link.unlisten(self._handle.session_id)
             self._relay.close()
         self._handle.close(sequence)
 
     def _open(self, sequence: Sequence) -> None:
         """Send an open, for hidden states too if they are needed."""
-        relay, link = self._relay, self._handle.link
+        relay, handle = self._relay, self._handle
         if relay is None:
-            self._opening = self._handle.open(sequence)
+            self._opening = handle.open(sequence)
             return
-        link.listen(self._handle.session_id, relay.take)
-        self._opening = self._handle.open(sequence, lambda item: item.hidden_layers.extend(relay.layers))
-        relay.opened()
+        self._opening = handle.open(sequence, lambda item: item.hidden_layers.extend(relay.layers))
+        assert handle.link is not None
+        relay.opened(handle.link, handle.session_id)
 
     async def _try(self, sequence: Sequence, proposal: Proposal) -> Verdict:
         """Open if needed, ask once, wait once."""
+        self._handle.move_if_leaving(sequence)
         if self._handle.needs_open:
-            await self._wait_for_link()
-            self._check_same_model()
+            await self._wait_for_place()
             self._open(sequence)
         item = self._handle.step_item(sequence)
         item.verify.proposal.CopyFrom(codec.proposal_to_proto(proposal))
@@ -124,40 +134,49 @@ class TargetSession:
         self._opening = None
         if self._relay is not None:
             self._relay.decided()
-        if self._model is None and self._handle.link.info is not None:
-            self._model = self._handle.link.info.model
+        link = self._handle.link
+        assert link is not None
+        link.breaker.worked()
+        if self._model is None and link.info is not None:
+            self._model = link.info.model
         verdict = codec.verdict_from_proto(result.verdict)
         sequence.stats.verify_timing += verdict.timing
         return verdict
 
     async def _check_opening(self) -> None:
-        """ServiceError if the session is unknown because the target refused to open it."""
+        """ServiceError, or ItemError NO_CAPACITY, if the session is unknown because the target did not open it."""
         opening, self._opening = self._opening, None
         if opening is None:
             return
         try:
             await answer_of(opening, self._limit_s(), "target", "opened")
         except ItemError as error:
+            if error.code is ErrorCode.NO_CAPACITY:
+                raise
             raise self._service_error(error) from error
 
-    async def _wait_for_link(self) -> None:
+    async def _wait_for_place(self) -> None:
+        """Until the session can be opened somewhere; ServiceError when it cannot be for too long, or never can."""
         try:
-            await self._handle.link.wait_up(self._handle.deadline.remaining_s(self._patience.reconnect_s))
+            misfit = await self._handle.wait_for_place(self._patience.reconnect_s)
         except LinkLostError as error:
             raise not_reached(error, self._handle.deadline) from error
+        if misfit is not None:
+            self._raise_other_model(misfit)
 
-    def _check_same_model(self) -> None:
-        """ServiceError unless the target still computes what it did: half an answer of each of two is no answer."""
-        info = self._handle.link.info
-        if self._model is None or info is None:
-            return
-        before, now = self._model, info.model
-        if (before.model_id, before.numerics_fingerprint) != (now.model_id, now.numerics_fingerprint):
-            raise ServiceError(
-                grpc.StatusCode.ABORTED,
-                f"{self._handle.link} came back with other numerics during the request: {before.model_id} "
-                f"({before.numerics_fingerprint}) before, {now.model_id} ({now.numerics_fingerprint}) now",
-            )
+    def _is_same_model(self, link: TargetLink) -> bool:
+        """Whether it computes what the answer so far came from: half an answer of each of two is no answer."""
+        return self._model is None or (link.info is not None and computes_the_same(self._model, link.info.model))
+
+    def _raise_other_model(self, link: TargetLink) -> NoReturn:
+        assert self._model is not None
+        assert link.info is not None
+        before, now = self._model, link.info.model
+        raise ServiceError(
+            grpc.StatusCode.ABORTED,
+            f"{link} came back with other numerics during the request: {before.model_id} "
+            f"({before.numerics_fingerprint}) before, {now.model_id} ({now.numerics_fingerprint}) now",
+        )
 
     def _limit_s(self) -> float:
         return self._handle.deadline.remaining_s(self._patience.answer_s)
@@ -170,14 +189,14 @@ class TargetSession:
         raise ServiceError(
             grpc.StatusCode.DEADLINE_EXCEEDED,
             f"the request's deadline has passed in round {sequence.round}, after waiting {verify_wait_s:.2f} s for the "
-            f"{self._handle.link} and {sequence.stats.draft_wait_s:.2f} s for drafts",
+            f"{self._handle} and {sequence.stats.draft_wait_s:.2f} s for drafts",
         )
 
     def _service_error(self, error: ItemError) -> ServiceError:
         """The status an application sees; what the target calls its own fault is no more than `internal error`."""
         status = _STATUSES.get(error.code, grpc.StatusCode.INTERNAL)
         is_internal = status is grpc.StatusCode.INTERNAL
-        return ServiceError(status, "internal error" if is_internal else f"{self._handle.link}: {error.message}")
+        return ServiceError(status, "internal error" if is_internal else f"{self._handle}: {error.message}")
 
 
 def not_reached(error: LinkLostError, deadline: Deadline) -> ServiceError:

@@ -11,12 +11,11 @@ import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem import cluster_options, generate_command, models
-from tandem.client import SyncTandemClient, TandemError
+from tandem.client import ReplicaInfo, SyncTandemClient, TandemError
 from tandem.client_errors import describe_rpc_error
 from tandem.defaults import NUM_DRAFT_TOKENS
 from tandem.processes import MODULES, LocalCluster, ServiceStartError, require_engine, service_command
 from tandem.serving.channels import AddressError, open_channel
-from tandem.types import Load, ModelInfo
 
 DEFAULT_ADDRESS = generate_command.DEFAULT_ADDRESS
 _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -195,18 +194,18 @@ def status(
     except (TandemError, AddressError) as error:
         raise fail(str(error)) from error
     typer.echo(f"requests     {info.num_running_requests} running")
-    target = describe_replica(info.target.model_id, info.target, info.target_load, info.is_target_connected)
-    typer.echo(f"target       {target}")
-    draft = "none"
-    if info.draft is not None and info.draft_load is not None:
-        draft = describe_replica(info.proposer, info.draft, info.draft_load, info.is_draft_connected)
-    typer.echo(f"draft        {draft}")
+    for replica in info.replicas:
+        typer.echo(f"{replica.role:<12} {describe_replica(replica)}")
+    if not info.drafts:
+        typer.echo("draft        none")
 
 
-def describe_replica(name: str, model: ModelInfo, load: Load, is_connected: bool) -> str:
+def describe_replica(replica: ReplicaInfo) -> str:
     """What computes there, and how busy it is, on one line."""
-    if not is_connected:
-        return f"{name}: NOT CONNECTED"
+    model, load = replica.model, replica.load
+    name = f"{replica.address} {replica.proposer or model.model_id}"
+    if not replica.is_connected:
+        return f"{name}: NOT CONNECTED: {replica.problem}"
     numerics = "deterministic" if model.deterministic else "NOT deterministic"
     engine = f"{model.backend} {model.dtype}, {numerics}; " if model.backend else ""
     blocks = ""

@@ -15,17 +15,14 @@ Leaving the loop early, or cancelling the task that runs it, cancels the request
 """
 
 import asyncio
-from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 import grpc
 
-from tandem import codec
 from tandem.client_answers import Answer
+from tandem.client_calls import Calls
 from tandem.client_errors import (
     DeadlineExceededError,
     InvalidRequestError,
@@ -36,12 +33,13 @@ from tandem.client_errors import (
     from_rpc_error,
 )
 from tandem.client_generation import Generation, SyncGeneration
+from tandem.client_info import ReplicaInfo, ServerInfo, server_info
 from tandem.client_request import GenerateOptions, Prompt, build_request, refuse_several
 from tandem.client_result import Chunk, GenerationResult, Speculation
+from tandem.client_resume import Patience
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.serving.channels import MAX_APPLICATION_MESSAGE_BYTES, channel_options, parse_address
-from tandem.types import Load, ModelInfo
 
 __all__ = [
     "Answer",
@@ -53,6 +51,7 @@ __all__ = [
     "InvalidRequestError",
     "OverloadedError",
     "Prompt",
+    "ReplicaInfo",
     "ServerInfo",
     "Speculation",
     "SyncGeneration",
@@ -64,41 +63,43 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class ServerInfo:
-    """What is served, and how busy it is."""
-
-    target: ModelInfo
-    target_load: Load
-    draft: ModelInfo | None  # None without a draft service
-    draft_load: Load | None
-    proposer: str
-    num_running_requests: int  # each answer of a request counts
-    is_target_connected: bool  # False: what is said of it is old
-    is_draft_connected: bool
-
-
 class _ClientBase:
-    """The address and options both clients share."""
+    """The addresses and options both clients share."""
 
-    def __init__(self, address: str) -> None:
-        """`address` is HOST:PORT; AddressError otherwise. Nothing is connected yet."""
-        parse_address(address)
-        self.address = address
+    def __init__(self, address: str, resume: bool = False) -> None:
+        """Nothing is connected yet; AddressError for what is not HOST:PORT,...
+
+        Args:
+            address: of an orchestrator, or of several with the same models behind them, which are called in turn: the
+                next one whenever one cannot be reached.
+            resume: a generation whose orchestrator is lost goes on at the next one, with the same tokens (under
+                policies `greedy` and `coupled`), instead of raising UnavailableError.
+        """
+        self.addresses = tuple(dict.fromkeys(part.strip() for part in address.split(",")))
+        for one in self.addresses:
+            parse_address(one)
+        self._number = 0  # of the address that is called
+        self._patience = Patience() if resume else None
         self._options = channel_options(MAX_APPLICATION_MESSAGE_BYTES)
 
-    def _as_error(self, timeout_s: float | None) -> Callable[[Any], TandemError]:
-        """What makes a typed error of what gRPC raises about a call with this timeout."""
-        return partial(from_rpc_error, address=self.address, timeout_s=timeout_s)
+    @property
+    def address(self) -> str:
+        """The one that is called now."""
+        return self.addresses[self._number % len(self.addresses)]
+
+    def leave(self, address: str) -> None:
+        """It could not be reached: the next one is called from now on, unless it is already."""
+        if self.address == address:
+            self._number += 1
 
 
 class TandemClient(_ClientBase):
-    """Calls an orchestrator from asyncio. May be made before the event loop runs; use it on one loop at a time."""
+    """Calls orchestrators from asyncio. May be made before the event loop runs; use it on one loop at a time."""
 
-    def __init__(self, address: str) -> None:
-        super().__init__(address)
-        self._channel: grpc.aio.Channel | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # the channel's
+    def __init__(self, address: str, resume: bool = False) -> None:
+        super().__init__(address, resume)
+        self._channels: dict[str, grpc.aio.Channel] = {}  # by address
+        self._loop: asyncio.AbstractEventLoop | None = None  # the channels'
         self._calls: set[Any] = set()  # that have not ended; closing the channel would leave their readers waiting
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Generation:
@@ -108,10 +109,8 @@ class TandemClient(_ClientBase):
         the wire cannot carry; the iteration raises TandemError for the rest, and what has come stays readable.
         """
         request = build_request(prompt, **options)
-        timeout = options.get("timeout")
-        return Generation(
-            lambda: self._start(request, timeout), codec.sample_indices(request), self._as_error(timeout)
-        )
+        calls = Calls(self, self._start, options.get("timeout"))
+        return Generation(calls.start, request, calls.as_error, self._patience)
 
     async def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> GenerationResult:
         """The whole answer at once. InvalidRequestError for n > 1, TandemError when it fails."""
@@ -129,18 +128,19 @@ class TandemClient(_ClientBase):
 
     async def info(self, timeout: float | None = 10.0) -> ServerInfo:
         """What is served, and how busy it is. TandemError when the call fails."""
+        address = self.address
         try:
-            call: Any = self._stub().GetInfo(pb.GetInfoRequest(), timeout=timeout)
-            return _server_info(await call)
+            call: Any = self._stub(address).GetInfo(pb.GetInfoRequest(), timeout=timeout)
+            return server_info(await call)
         except grpc.aio.AioRpcError as error:
-            raise self._as_error(timeout)(error) from error
+            raise from_rpc_error(error, address, timeout) from error
 
     async def close(self) -> None:
         """Cancel what runs, and disconnect."""
         for call in list(self._calls):
             call.cancel()
-        channel, self._channel = self._channel, None
-        if channel is not None:
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
             await channel.close()
 
     async def __aenter__(self) -> Self:
@@ -151,43 +151,38 @@ class TandemClient(_ClientBase):
     ) -> None:
         await self.close()
 
-    def _start(self, request: pb.GenerateRequest, timeout: float | None) -> Any:
+    def _start(self, address: str, request: pb.GenerateRequest, timeout: float | None) -> Any:
         """The running call."""
-        call: Any = self._stub().Generate(request, timeout=timeout)
+        call: Any = self._stub(address).Generate(request, timeout=timeout)
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
         return call
 
-    def _stub(self) -> "orchestrator_pb2_grpc.OrchestratorServiceStub":
-        """On the running event loop's channel; RuntimeError while it belongs to another loop that lives."""
+    def _stub(self, address: str) -> "orchestrator_pb2_grpc.OrchestratorServiceStub":
+        """On the running event loop's channel; RuntimeError while the channels belong to another loop that lives."""
         loop = asyncio.get_running_loop()
-        if self._channel is not None and self._loop is not loop:
+        if self._channels and self._loop is not loop:
             if self._loop is not None and not self._loop.is_closed():
                 raise RuntimeError("this TandemClient is used on another event loop; make one client a loop")
-            self._channel = None
-        if self._channel is None:
-            self._loop = loop
-            self._channel = grpc.aio.insecure_channel(self.address, options=self._options)
-        return orchestrator_pb2_grpc.OrchestratorServiceStub(self._channel)
+            self._channels = {}
+        self._loop = loop
+        if address not in self._channels:
+            self._channels[address] = grpc.aio.insecure_channel(address, options=self._options)
+        return orchestrator_pb2_grpc.OrchestratorServiceStub(self._channels[address])
 
 
 class SyncTandemClient(_ClientBase):
-    """Calls an orchestrator without asyncio. Thread-safe."""
+    """Calls orchestrators without asyncio. Thread-safe."""
 
-    def __init__(self, address: str) -> None:
-        super().__init__(address)
-        self._channel = grpc.insecure_channel(address, options=self._options)
-        self._stub = orchestrator_pb2_grpc.OrchestratorServiceStub(self._channel)
+    def __init__(self, address: str, resume: bool = False) -> None:
+        super().__init__(address, resume)
+        self._channels = {one: grpc.insecure_channel(one, options=self._options) for one in self.addresses}
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> SyncGeneration:
         """As `TandemClient.generate`."""
         request = build_request(prompt, **options)
-        timeout = options.get("timeout")
-        return SyncGeneration(
-            lambda: self._stub.Generate(request, timeout=timeout),
-            codec.sample_indices(request),
-            self._as_error(timeout),
-        )
+        calls = Calls(self, self._start, options.get("timeout"))
+        return SyncGeneration(calls.start, request, calls.as_error, self._patience)
 
     def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> GenerationResult:
         """As `TandemClient.complete`."""
@@ -204,14 +199,16 @@ class SyncTandemClient(_ClientBase):
 
     def info(self, timeout: float | None = 10.0) -> ServerInfo:
         """As `TandemClient.info`."""
+        address = self.address
         try:
-            return _server_info(self._stub.GetInfo(pb.GetInfoRequest(), timeout=timeout))
+            return server_info(self._stub(address).GetInfo(pb.GetInfoRequest(), timeout=timeout))
         except grpc.RpcError as error:
-            raise self._as_error(timeout)(error) from error
+            raise from_rpc_error(error, address, timeout) from error
 
     def close(self) -> None:
         """Cancel what runs, and disconnect."""
-        self._channel.close()
+        for channel in self._channels.values():
+            channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -221,16 +218,8 @@ class SyncTandemClient(_ClientBase):
     ) -> None:
         self.close()
 
+    def _start(self, address: str, request: pb.GenerateRequest, timeout: float | None) -> Any:
+        return self._stub(address).Generate(request, timeout=timeout)
 
-def _server_info(answer: pb.GetInfoResponse) -> ServerInfo:
-    has_draft = answer.HasField("draft")
-    return ServerInfo(
-        target=codec.model_info_from_proto(answer.target),
-        target_load=codec.load_from_proto(answer.target_load),
-        draft=codec.model_info_from_proto(answer.draft) if has_draft else None,
-        draft_load=codec.load_from_proto(answer.draft_load) if has_draft else None,
-        proposer=answer.proposer,
-        num_running_requests=answer.num_running_requests,
-        is_target_connected=answer.is_target_connected,
-        is_draft_connected=answer.is_draft_connected,
-    )
+    def _stub(self, address: str) -> orchestrator_pb2_grpc.OrchestratorServiceStub:
+        return orchestrator_pb2_grpc.OrchestratorServiceStub(self._channels[address])

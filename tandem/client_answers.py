@@ -33,6 +33,8 @@ class AnswersFolder:
         kind = event.WhichOneof("event")
         if kind == "started":
             self._started = event
+            for folder in self._folders.values():  # of a call that goes on with them
+                folder.fold(event)
         elif kind == "chunk":
             return self._folder(event.chunk.sample_index).fold(event)
         elif kind == "complete":
@@ -52,6 +54,25 @@ class AnswersFolder:
             )
             for sample_index, folder in sorted(self._folders.items())
         )
+
+    @property
+    def num_tokens(self) -> int:
+        """That have arrived, of all answers."""
+        return sum(len(folder.token_ids) for folder in self._folders.values())
+
+    def resuming(self, request: pb.GenerateRequest) -> pb.GenerateRequest:
+        """The request that goes on from here: as it was, with what the server chose for it and what has arrived."""
+        resuming = pb.GenerateRequest()
+        resuming.CopyFrom(request)
+        started = self._started.started
+        if started.request_id:
+            resuming.request_id = started.request_id
+            resuming.sampling.seed = started.seed
+            resuming.speculation.verification_policy = started.verification_policy
+        del resuming.resume[:]
+        for sample_index, folder in sorted(self._folders.items()):
+            resuming.resume.add(sample_index=sample_index, token_ids=folder.token_ids)
+        return resuming
 
     def finish(self) -> list[GenerationResult]:
         """All results, by sample index; TandemError when the stream ended without one of them."""

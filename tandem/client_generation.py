@@ -1,28 +1,44 @@
 """One running generation, as an application iterates it."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any
 
 import grpc
 
+from tandem import codec
 from tandem.client_answers import Answer, AnswersFolder
 from tandem.client_errors import TandemError
 from tandem.client_result import Chunk, GenerationResult
+from tandem.client_resume import Patience, Resumption
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+
+Start = Callable[[pb.GenerateRequest], Any]  # makes the call
 
 
 class GenerationBase:
     """What has arrived of one generation; it stays readable after an error."""
 
     def __init__(
-        self, start: Callable[[], Any], sample_indices: range, as_error: Callable[[Any], TandemError]
+        self,
+        start: Start,
+        request: pb.GenerateRequest,
+        as_error: Callable[[Any], TandemError],
+        patience: Patience | None = None,
     ) -> None:
-        """`start` makes the call for the answers of these sample indices; `as_error`: of what gRPC raises."""
+        """`as_error`: of what gRPC raises; `patience`: to go on with another call when one is lost."""
         self._start = start
         self._as_error = as_error
-        self._sample_indices = sample_indices
-        self._folder = AnswersFolder(sample_indices)
+        self._sample_indices = codec.sample_indices(request)
+        self._folder = AnswersFolder(self._sample_indices)
+        self._resumption = Resumption(request, self._folder, patience)
         self._is_used = False
+
+    @property
+    def num_resumes(self) -> int:
+        """Times that the generation went on with another call."""
+        return self._resumption.num_resumes
 
     @property
     def answers(self) -> tuple[Answer, ...]:
@@ -61,6 +77,14 @@ class GenerationBase:
             raise RuntimeError("a generation can be iterated once; call generate() again")
         self._is_used = True
 
+    def _wait_after(self, error: Any) -> float:
+        """Seconds until the next call; raises what gRPC has raised, as a TandemError, when there is none."""
+        known = self._as_error(error)
+        wait_s = self._resumption.wait_s(known)
+        if wait_s is None:
+            raise known from error
+        return wait_s
+
 
 class Generation(GenerationBase):
     """One request: `async for chunk in generation`. It is sent when the iteration begins."""
@@ -70,21 +94,24 @@ class Generation(GenerationBase):
         return self._chunks()
 
     async def _chunks(self) -> AsyncGenerator[Chunk, None]:
-        call = self._start()
-        try:
-            async for event in call:
-                chunk = self._folder.fold(event)
-                if chunk is not None:
-                    yield chunk
-        except grpc.aio.AioRpcError as error:
-            raise self._as_error(error) from error
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise TandemError("CANCELLED", "the client was closed during the call") from None
-        finally:
-            call.cancel()
+        while True:
+            call = self._start(self._resumption.request)
+            try:
+                async for event in call:
+                    chunk = self._folder.fold(event)
+                    if chunk is not None:
+                        yield chunk
+                break
+            except grpc.aio.AioRpcError as error:
+                wait_s = self._wait_after(error)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                raise TandemError("CANCELLED", "the client was closed during the call") from None
+            finally:
+                call.cancel()
+            await asyncio.sleep(wait_s)
         self._folder.finish()
 
 
@@ -96,14 +123,17 @@ class SyncGeneration(GenerationBase):
         return self._chunks()
 
     def _chunks(self) -> Generator[Chunk, None, None]:
-        call = self._start()
-        try:
-            for event in call:
-                chunk = self._folder.fold(event)
-                if chunk is not None:
-                    yield chunk
-        except grpc.RpcError as error:
-            raise self._as_error(error) from error
-        finally:
-            call.cancel()
+        while True:
+            call = self._start(self._resumption.request)
+            try:
+                for event in call:
+                    chunk = self._folder.fold(event)
+                    if chunk is not None:
+                        yield chunk
+                break
+            except grpc.RpcError as error:
+                wait_s = self._wait_after(error)
+            finally:
+                call.cancel()
+            time.sleep(wait_s)
         self._folder.finish()

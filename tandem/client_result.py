@@ -48,7 +48,7 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """A finished answer."""
+    """A finished answer. Of one that was resumed, times and speculation figures are those of the last call."""
 
     request_id: str
     sample_index: int
@@ -83,17 +83,19 @@ class ResultFolder:
         self.result: GenerationResult | None = None
         self._started = pb.GenerateStarted()
         self._num_first_tokens = 0
+        self._num_resumed_tokens = 0  # that an earlier call has brought
 
     def fold(self, event: pb.GenerateResponse) -> Chunk | None:
         """The event's chunk, if it is one."""
         kind = event.WhichOneof("event")
         if kind == "started":
             self._started = event.started
+            self._num_resumed_tokens = len(self.token_ids)
         elif kind == "complete":
             self.result = self._result(event.complete)
         elif kind == "chunk":
             chunk = event.chunk
-            if not self.token_ids:
+            if len(self.token_ids) == self._num_resumed_tokens:
                 self._num_first_tokens = len(chunk.token_ids)
             self.texts.append(chunk.text)
             self.token_ids.extend(chunk.token_ids)
@@ -112,7 +114,7 @@ class ResultFolder:
     def _result(self, complete: pb.GenerateComplete) -> GenerationResult:
         matched = complete.WhichOneof("matched_stop")
         generation_s = complete.usage.generation_us / 1e6
-        num_timed_tokens = len(self.token_ids) - self._num_first_tokens
+        num_timed_tokens = len(self.token_ids) - self._num_resumed_tokens - self._num_first_tokens
         return GenerationResult(
             request_id=self._started.request_id,
             sample_index=complete.sample_index,

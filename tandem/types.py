@@ -3,8 +3,8 @@
 Letters: K draft tokens of a round, V vocabulary.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum
 from types import MappingProxyType
 from typing import NewType
@@ -293,6 +293,24 @@ class Load:
     evicted_sessions: int = 0
     evicted_blocks: int = 0
     hit_blocks: int = 0
+    frozen: bool = False  # computing has not ended for too long
+
+    @classmethod
+    def together(cls, loads: Iterable["Load"]) -> "Load":
+        """Of several replicas: sums, and the share of all their blocks; draining or frozen when all of them are."""
+        many = list(loads)
+        counts = {
+            one.name: sum(getattr(load, one.name) for load in many)
+            for one in fields(cls)
+            if one.type in (int, "int")
+        }
+        used, total = counts["used_blocks"], counts["total_blocks"]
+        return cls(
+            **counts,
+            kv_usage=used / total if total else 0.0,
+            draining=bool(many) and all(load.draining for load in many),
+            frozen=bool(many) and all(load.frozen for load in many),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from tandem.serving.channels import MAX_INNER_MESSAGE_BYTES
 from tandem.serving.compute import ComputeThread
 from tandem.serving.life import run_server
 from tandem.serving.options import (
+    add_freeze_argument,
     add_server_arguments,
     make_parser,
     positive_int,
@@ -76,6 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="S",
         help="a session without an item for so many seconds is freed",
     )
+    add_freeze_argument(group)
     add_engine_arguments(parser)
     return parser
 
@@ -96,7 +98,7 @@ def _load(options: argparse.Namespace) -> tuple[Scheduler, ModelInfo]:
         options.max_batch,
         options.session_lease,
     )
-    compute = ComputeThread("target-compute")
+    compute = ComputeThread("target-compute", options.freeze_timeout)
     loaded = compute.run_blocking(load_engine, engine_settings(options))
     scheduler = Scheduler(loaded.engine, limits, compute)
     capabilities = loaded.engine.capabilities
@@ -120,7 +122,14 @@ async def _serve(options: argparse.Namespace, loaded: tuple[Scheduler, ModelInfo
 
     settings = server_settings(options, SERVICE_NAME, MAX_INNER_MESSAGE_BYTES)
     steps = asyncio.create_task(scheduler.run())
-    server = asyncio.create_task(run_server(settings, register, on_drain=lambda: scheduler.drain(options.grace)))
+    server = asyncio.create_task(
+        run_server(
+            settings,
+            register,
+            on_drain=lambda: scheduler.drain(options.grace),
+            is_healthy=lambda: not scheduler.is_frozen,
+        )
+    )
     await asyncio.wait({steps, server}, return_when=asyncio.FIRST_COMPLETED)
     for task in (steps, server):
         task.cancel()  # whichever is left

@@ -4,11 +4,12 @@ import asyncio
 import itertools
 import logging
 from contextlib import suppress
+from dataclasses import replace
 
 from engine.backends.base import SpeculativeEngine, require_speculation
 from tandem.serving.compute import ComputeThread
 from tandem.serving.item_stream import Outbox
-from tandem.types import HiddenStates, SessionId, Verdict
+from tandem.types import HiddenStates, Load, SessionId, Verdict
 from target_service.answers import Answer, StreamId
 from target_service.gathering import Gathering
 from target_service.limits import Limits
@@ -64,6 +65,15 @@ class Scheduler:
     def arrived(self, stream_id: StreamId, session_id: SessionId, now_s: float) -> None:
         """An item of the session is about to be applied."""
         self._gathering.arrived((stream_id, session_id), now_s)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether a step has taken so long that it has hung."""
+        return self._compute.is_frozen
+
+    def load(self) -> Load:
+        """How busy the replica is, and whether it computes at all."""
+        return replace(self.table.load(), frozen=self.is_frozen)
 
     def wake(self) -> None:
         """There may be work."""

@@ -45,7 +45,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         context: _Context,  # noqa: ARG002
     ) -> target_pb2.GetInfoResponse:
         return target_pb2.GetInfoResponse(
-            model=codec.model_info_to_proto(self._info), load=codec.load_to_proto(self._scheduler.table.load())
+            model=codec.model_info_to_proto(self._info), load=codec.load_to_proto(self._scheduler.load())
         )
 
     def Verify(  # noqa: N802 - the contract's name
@@ -95,7 +95,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 
     def _response(self, results: list[target_pb2.VerifyResult]) -> target_pb2.VerifyResponse:
         """The results, with the load of the moment."""
-        return target_pb2.VerifyResponse(results=results, load=codec.load_to_proto(self._scheduler.table.load()))
+        return target_pb2.VerifyResponse(results=results, load=codec.load_to_proto(self._scheduler.load()))
 
 
 def result_to_proto(answer: Answer) -> target_pb2.VerifyResult:

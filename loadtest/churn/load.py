@@ -13,7 +13,6 @@ from loadtest.churn.judge import MAX_PROBLEMS, Outcome, Tally
 from loadtest.idle import wait_idle
 from loadtest.recorded import Recorded
 from tandem.client import ServerInfo, SyncTandemClient, TandemClient, TandemError
-from tandem.types import Load
 
 _LOOK_EVERY_S = 0.2
 Figure = Callable[[ServerInfo], float]
@@ -32,25 +31,19 @@ class LoadSettings:
     draw_fate: Callable[[random.Random], Fate] = draw_fate
 
 
-def _of(load: Load | None) -> Load:
-    return Load() if load is None else load
-
-
 # What is told of the pressure: the most seen of each.
 PRESSURE: Mapping[str, Figure] = {
     "requests running": lambda info: info.num_running_requests,
-    "sessions with a place at the target": lambda info: _of(info.target_load).running,
-    "requests without a place there": lambda info: max(
-        0, info.num_running_requests - _of(info.target_load).running
-    ),
-    "blocks used at the target": lambda info: _of(info.target_load).used_blocks,
-    "blocks used at the draft": lambda info: _of(info.draft_load).used_blocks,
-    "preemptions at the target": lambda info: _of(info.target_load).preemptions,
-    "draft tokens that found no block there": lambda info: _of(info.target_load).shrunk_draft_tokens,
-    "blocks cached at the target": lambda info: _of(info.target_load).cached_blocks,
-    "blocks found in its cache": lambda info: _of(info.target_load).hit_blocks,
-    "sessions evicted at the draft": lambda info: _of(info.draft_load).evicted_sessions,
-    "stale items at the target": lambda info: _of(info.target_load).stale_items,
+    "sessions with a place at the target": lambda info: info.target_load.running,
+    "requests without a place there": lambda info: max(0, info.num_running_requests - info.target_load.running),
+    "blocks used at the target": lambda info: info.target_load.used_blocks,
+    "blocks used at the draft": lambda info: info.draft_load.used_blocks,
+    "preemptions at the target": lambda info: info.target_load.preemptions,
+    "draft tokens that found no block there": lambda info: info.target_load.shrunk_draft_tokens,
+    "blocks cached at the target": lambda info: info.target_load.cached_blocks,
+    "blocks found in its cache": lambda info: info.target_load.hit_blocks,
+    "sessions evicted at the draft": lambda info: info.draft_load.evicted_sessions,
+    "stale items at the target": lambda info: info.target_load.stale_items,
 }
 
 
@@ -131,7 +124,7 @@ class _Load:
         while True:
             with contextlib.suppress(TandemError):  # a busy machine; the next look is soon
                 info = await client.info()
-                self.kv_usage = max(self.kv_usage, _of(info.target_load).kv_usage)
+                self.kv_usage = max(self.kv_usage, info.target_load.kv_usage)
                 for name, figure in self._figures.items():
                     self.most[name] = max(self.most[name], figure(info))
             await asyncio.sleep(_LOOK_EVERY_S)

@@ -17,6 +17,7 @@ _log = logging.getLogger(__name__)
 
 MAX_MESSAGE_ITEMS = 4096  # an orchestrator sends MAX_BATCH_ITEMS at most
 MAX_UNSENT = 4096  # results of one peer
+HEARTBEAT_S = 1.0  # a peer hears of a service at least so often, if only its load
 
 ResultT = TypeVar("ResultT")
 ResponseT = TypeVar("ResponseT")
@@ -32,7 +33,10 @@ class Outbox(Generic[ResultT]):
     A peer that does not read its results has no more items taken while MAX_UNSENT of them wait.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, heartbeat_s: float = HEARTBEAT_S) -> None:
+        """`heartbeat_s`: seconds after which a batch may be empty."""
+        self._heartbeat_s = heartbeat_s
+        self._is_due = False  # a batch, whatever is in it
         self._results: list[ResultT] = []
         self._wake = asyncio.Event()
         self._taken = asyncio.Event()
@@ -57,19 +61,30 @@ class Outbox(Generic[ResultT]):
             await self._taken.wait()
 
     async def batches(self) -> AsyncGenerator[list[ResultT], None]:
-        """Batches of results until closed, each non-empty."""
+        """Batches of results until closed; one is empty when it is time for a heartbeat."""
+        heart = asyncio.create_task(self._beat())
+        try:
+            while True:
+                await self._wake.wait()
+                await asyncio.sleep(0)  # let whatever is ready in this turn of the loop join the batch
+                self._wake.clear()
+                results, self._results = self._results, []
+                self._taken.set()
+                is_due, self._is_due = self._is_due, False
+                if results or (is_due and not self._is_closed):
+                    yield results
+                elif self._is_closed:
+                    return
+                if self._is_closed:
+                    self._wake.set()
+        finally:
+            heart.cancel()
+
+    async def _beat(self) -> None:
         while True:
-            await self._wake.wait()
-            await asyncio.sleep(0)  # let whatever is ready in this turn of the loop join the batch
-            self._wake.clear()
-            results, self._results = self._results, []
-            self._taken.set()
-            if results:
-                yield results
-            elif self._is_closed:
-                return
-            if self._is_closed:
-                self._wake.set()
+            await asyncio.sleep(self._heartbeat_s)
+            self._is_due = True
+            self._wake.set()
 
 
 async def serve_items(
@@ -105,6 +120,8 @@ async def serve_items(
             async for results in batches:
                 for messages in batches_of(map(to_message, results), _with_error):
                     yield to_response(messages)
+                if not results:
+                    yield to_response([])
                 close_when_settled()
         if reader.done():
             reader.result()

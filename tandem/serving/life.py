@@ -22,6 +22,8 @@ from tandem.serving.errors import LifecycleInterceptor
 
 _log = logging.getLogger(__name__)
 
+_HEALTH_EVERY_S = 0.5
+
 
 class PortInUseError(Exception):
     """The address is taken; the message names it."""
@@ -77,17 +79,38 @@ def _stop_at_eof(stopping: asyncio.Event) -> None:
     loop.add_reader(descriptor, read)
 
 
+async def _tell_health(
+    health: health_aio.HealthServicer, service_name: str, is_healthy: Callable[[], bool]
+) -> None:
+    """Set the state of the process ("") and of the service at once, and whenever it changes."""
+    known: bool | None = None
+    while True:
+        if (now := is_healthy()) != known:
+            if known is not None:
+                _log.log(
+                    logging.INFO if now else logging.ERROR, "%s is %shealthy", service_name, "" if now else "not "
+                )
+            known = now
+            states = health_pb2.HealthCheckResponse
+            state = states.SERVING if now else states.NOT_SERVING
+            await health.set("", state)
+            await health.set(service_name, state)
+        await asyncio.sleep(_HEALTH_EVERY_S)
+
+
 async def run_server(
     settings: ServerSettings,
     register: Callable[[grpc.aio.Server], None],
     *,
     on_drain: Callable[[], Awaitable[None]] | None = None,
+    is_healthy: Callable[[], bool] = lambda: True,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain and return.
 
     Args:
         register: adds the servicers.
         on_drain: awaited after health says NOT_SERVING and before calls are cut off.
+        is_healthy: asked again and again; health says NOT_SERVING while it is false.
 
     Raises:
         AddressError, PortInUseError: before anything is served.
@@ -111,15 +134,14 @@ async def run_server(
     if settings.stop_at_eof:
         _stop_at_eof(stopping)
     await server.start()
-    serving = health_pb2.HealthCheckResponse.SERVING
-    await health.set("", serving)
-    await health.set(settings.service_name, serving)
+    watch = asyncio.create_task(_tell_health(health, settings.service_name, is_healthy))
     if settings.ready_file is not None:
         _write_ready_file(settings.ready_file, address)
     _log.info("serving %s on %s", settings.service_name, address)
     try:
         await stopping.wait()
     finally:
+        watch.cancel()
         await health.enter_graceful_shutdown()
         if on_drain is not None:
             await on_drain()

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from tandem.serving.compute import FREEZE_S
 from tandem.serving.life import ServerSettings
 
 
@@ -35,6 +36,17 @@ def add_server_arguments(parser: argparse.ArgumentParser, default_address: str) 
     group.add_argument("--stop-at-eof", action="store_true", help="stop when standard input ends")
     group.add_argument(
         "--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"], help="least that is logged"
+    )
+
+
+def add_freeze_argument(group: argparse._ActionsContainer) -> None:
+    """Add --freeze-timeout."""
+    group.add_argument(
+        "--freeze-timeout",
+        type=seconds,
+        default=FREEZE_S,
+        metavar="S",
+        help="what computes for longer has hung: health says NOT_SERVING, and sessions go elsewhere",
     )
 
 

@@ -99,7 +99,10 @@ class ScriptedServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     async def GetInfo(self, request: Any, context: Any) -> pb.GetInfoResponse:
         if self.error is not None:
             raise self.error
-        return pb.GetInfoResponse(target=common_pb2.ModelInfo(model_id="m"), num_running_requests=2)
+        target = pb.Replica(
+            role="target", address="h:1", is_connected=True, model=common_pb2.ModelInfo(model_id="m")
+        )
+        return pb.GetInfoResponse(replicas=[target], num_running_requests=2)
 
 
 @asynccontextmanager

@@ -288,9 +288,9 @@ def test_info_tells_what_is_served(kind: str) -> None:
             else:
                 with SyncTandemClient(address) as sync_client:
                     info = await asyncio.to_thread(sync_client.info)
-        assert (info.target.model_id, info.num_running_requests) == ("m", 2)
-        assert info.draft is None
-        assert info.draft_load is None
+        assert [(one.address, one.model.model_id) for one in info.targets] == [("h:1", "m")]
+        assert info.num_running_requests == 2
+        assert info.drafts == ()
 
     run(scenario())
 

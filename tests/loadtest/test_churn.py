@@ -99,7 +99,7 @@ def test_a_session_that_stays_open_is_found(address: str, recorded: list[Recorde
         outcome = run_load(address, recorded, replace(SETTINGS, max_calls=15, idle_within_s=0.2))
         held.close()
     assert outcome.tally.problems == []
-    assert any(line.startswith("still in use: target: 1 sessions") for line in verdict(outcome))
+    assert any(line.startswith("still in use: target at ") and ": 1 sessions" in line for line in verdict(outcome))
     assert any(line.startswith("still in use: orchestrator: 1 ") for line in verdict(outcome))
 
 

@@ -16,6 +16,7 @@ from tests.orchestrator.services import VOCABULARY
 
 OFFER = Offer(
     vocabulary=VOCABULARY,
+    model_id="toy",
     vocab_size=toy_model.VOCAB,
     max_context=512,
     num_draft_tokens=4,

@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Generic
 
+from orchestrator.breaker import Backoff, Breaker
 from orchestrator.replica_api import ItemT, ReplicaApi, ReplicaInfo, ResultT
 from orchestrator.replica_link import AnswerKey, LinkLostError
+from orchestrator.round_times import RoundTimes
 from tandem.types import HiddenStates, Load
 
 
@@ -21,10 +23,17 @@ class FakeLink(Generic[ItemT, ResultT]):
         self.generation = 1
         self.load = Load()
         self.info: ReplicaInfo | None = None
+        self.breaker = Breaker(Backoff())
+        self.round_times = RoundTimes()
+        self.num_sessions = 0
         self.listeners: dict[int, Callable[[HiddenStates], None]] = {}
 
     def __str__(self) -> str:
         return f"{self.api.role} service at nowhere"
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.load.draining
 
     @property
     def kinds(self) -> list[str]:
@@ -46,6 +55,12 @@ class FakeLink(Generic[ItemT, ResultT]):
             raise LinkLostError("down")
         self.sent.append(item)
 
+    def joined(self) -> None:
+        self.num_sessions += 1
+
+    def left(self) -> None:
+        self.num_sessions -= 1
+
     def listen(self, session_id: int, take: Callable[[HiddenStates], None]) -> None:
         self.listeners[session_id] = take
 
@@ -56,10 +71,6 @@ class FakeLink(Generic[ItemT, ResultT]):
         future = self.open_futures.pop(key, None)
         if future is not None:
             future.cancel()
-
-    async def wait_up(self, timeout_s: float) -> None:
-        if not self.is_up:
-            raise LinkLostError("down")
 
     def lose(self) -> None:
         """The stream is lost, and with it whatever was open."""
@@ -72,6 +83,25 @@ class FakeLink(Generic[ItemT, ResultT]):
     def come_back(self) -> None:
         self.is_up = True
         self.generation += 1
+
+
+class OnePlace(Generic[ItemT, ResultT]):
+    """As much of `ReplicaPool` as sessions use, with fake links in it."""
+
+    def __init__(self, *links: FakeLink[ItemT, ResultT]) -> None:
+        self.links = links
+
+    def choose(self, fits: Callable[[Any], bool] = lambda _: True) -> Any:
+        """The first that can be had."""
+        return next((link for link in self.links if link.is_up and not link.is_leaving and fits(link)), None)
+
+    async def wait_for(self, timeout_s: float, fits: Callable[[Any], bool] = lambda _: True) -> Any:
+        if (link := self.choose(fits)) is None:
+            raise LinkLostError(self.why_none())
+        return link
+
+    def why_none(self) -> str:
+        return "; ".join(f"{link} is not reachable: down" for link in self.links)
 
 
 def _key(item: Any) -> AnswerKey:

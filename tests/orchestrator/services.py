@@ -16,10 +16,11 @@ from draft_service.server import DraftServicer
 from draft_service.service import DraftService
 from engine.backends.base import SpeculativeEngine
 from engine.backends.toy_backend import LogitsOf, ToyEngine, hashed_logits
-from orchestrator.handshake import draft_check, vocabulary_check
-from orchestrator.replica_api import DRAFT_API, TARGET_API
-from orchestrator.replica_link import Backoff, ReplicaLink
-from orchestrator.server import DraftLink, OrchestratorServicer, OrchestratorSettings, TargetLink
+from orchestrator.addresses import find_addresses
+from orchestrator.breaker import Backoff
+from orchestrator.pools import DraftPool, TargetPool, draft_pool, target_pool
+from orchestrator.replica_link import DraftLink, TargetLink
+from orchestrator.server import OrchestratorServicer, OrchestratorSettings
 from tandem.client import TandemClient
 from tandem.draft.v1 import draft_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
@@ -39,6 +40,7 @@ VOCAB = 64
 VOCABULARY = Vocabulary.toy(VOCAB)
 TARGET_LOGITS = hashed_logits(VOCAB, seed=3)
 QUICK = Backoff(0.01, 0.05)
+SETTINGS = OrchestratorSettings(draft_timeout_s=5.0)
 
 
 def toy_engine(logits_of: LogitsOf = TARGET_LOGITS, step_delay_s: float = 0.0, max_context: int = 256) -> ToyEngine:
@@ -66,7 +68,7 @@ def ngram_draft() -> Proposer:
     return NgramProposer(PromptLookup(5, 1))
 
 
-def _server(address: str, register: Callable[[grpc.aio.Server], None]) -> tuple[grpc.aio.Server, str]:
+def start_server(address: str, register: Callable[[grpc.aio.Server], None]) -> tuple[grpc.aio.Server, str]:
     """A server, not started, and the address it is bound to."""
     server = grpc.aio.server(interceptors=[LifecycleInterceptor()], options=server_options(1 << 25))
     register(server)
@@ -91,7 +93,7 @@ class TargetReplica:
         vocab_hash = self.vocabulary.id_bytes_hash
         info = model_info(self.engine.capabilities, "toy", vocab_hash, self.limits.max_draft_tokens)
         servicer = TargetServicer(scheduler, info)
-        self._server, self.address = _server(
+        self._server, self.address = start_server(
             self.address, lambda server: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
         )
         await self._server.start()
@@ -129,7 +131,7 @@ class DraftReplica:
     async def start(self) -> None:
         service = self.service = DraftService(self._make_proposer(), self._limits, ComputeThread("draft-compute"))
         servicer = DraftServicer(service)
-        self._server, self.address = _server(
+        self._server, self.address = start_server(
             self.address, lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
         )
         await self._server.start()
@@ -226,31 +228,26 @@ async def orchestrating(
 ) -> AsyncIterator[Stack]:
     """An orchestrator in front of running replicas, and a client of it."""
     vocabulary = target.vocabulary
-    target_link: TargetLink = ReplicaLink(
-        TARGET_API, target.address, vocabulary_check("target", target.address, vocabulary, "toy"), QUICK
-    )
-    draft_link: DraftLink | None = None
-    if draft is not None:
-        draft_link = ReplicaLink(
-            DRAFT_API, draft.address, draft_check(draft.address, vocabulary, "toy", lambda: target_link.info), QUICK
-        )
-    links = [link for link in (target_link, draft_link) if link is not None]
-    for link in links:
-        link.start()
-        await link.wait_checked(10)
-    servicer = OrchestratorServicer(vocabulary, target_link, draft_link, settings or OrchestratorSettings())
-    server, address = _server(
+    targets = target_pool(find_addresses(target.address), vocabulary, "toy", QUICK)
+    drafts = None if draft is None else draft_pool(find_addresses(draft.address), vocabulary, "toy", targets, QUICK)
+    pools: list[TargetPool | DraftPool] = [pool for pool in (targets, drafts) if pool is not None]
+    for pool in pools:
+        await pool.start()
+        await pool.wait_checked(10)
+    servicer = OrchestratorServicer(vocabulary, targets, drafts, settings or SETTINGS)
+    server, address = start_server(
         "127.0.0.1:0",
         lambda server: orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server),
     )
     await server.start()
     try:
         async with TandemClient(address) as client:
-            yield Stack(client, target, draft, servicer, target_link, draft_link)
+            draft_link = None if drafts is None else drafts.links[0]
+            yield Stack(client, target, draft, servicer, targets.links[0], draft_link)
     finally:
         await server.stop(0)
-        for link in links:
-            await link.close()
+        for pool in pools:
+            await pool.close()
 
 
 @asynccontextmanager

@@ -2,20 +2,18 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import cast
 
 import pytest
 
 from orchestrator.draft_session import DraftSession
 from orchestrator.replica_api import DRAFT_API
 from orchestrator.sequence import Sequence
-from orchestrator.server import DraftLink
 from orchestrator.session_handle import Deadline, SessionHandle
 from tandem import codec
 from tandem.common.v1 import common_pb2
 from tandem.draft.v1 import draft_pb2 as pb
 from tandem.types import ErrorCode, ItemError, Load, Proposal, SessionId, Verdict
-from tests.orchestrator.fake_link import FakeLink
+from tests.orchestrator.fake_link import FakeLink, OnePlace
 from tests.orchestrator.fakes import make_sequence
 
 Draft = FakeLink[pb.ProposeItem, pb.ProposeResult]
@@ -38,9 +36,8 @@ class Scenario:
             opened=pb.SessionOpened()
         )
         self.link: Draft = FakeLink(DRAFT_API, self._answer)
-        link = cast("DraftLink", self.link)
-        handle = SessionHandle(link, SessionId(1), Deadline(None))
-        self.session = DraftSession(handle, timeout_s, vocab_size=64)
+        handle = SessionHandle(OnePlace(self.link), SessionId(1), Deadline(None))
+        self.session = DraftSession(handle, vocab_size=64, timeout_s=timeout_s)
         self.sequence: Sequence = make_sequence(max_tokens=400)
 
     def _answer(self, item: pb.ProposeItem) -> pb.ProposeResult | None:

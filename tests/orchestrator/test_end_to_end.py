@@ -432,9 +432,9 @@ def test_info_tells_models_loads_and_running_requests() -> None:
             await until(lambda: stack.target_link.load.running == 1)
             info = await stack.client.info()
             assert info.num_running_requests == 1
-            assert (info.target.model_id, info.target_load.running) == ("toy", 1)
-            assert info.draft is not None
-            assert info.proposer == "draft_model"
+            assert [(one.model.model_id, one.num_sessions) for one in info.targets] == [("toy", 1)]
+            assert [one.proposer for one in info.drafts] == ["draft_model"]
+            assert info.target_load.running == 1
             await running
 
     run(scenario())

@@ -12,11 +12,11 @@ import pytest
 from draft_service.proposers.base import Proposer
 from draft_service.proposers.draft_model import DraftModelProposer
 from engine.backends.toy_backend import ToyEngine
+from orchestrator import pools
 from orchestrator.replica_api import ReplicaApi
 from orchestrator.server import OrchestratorSettings
 from tandem.serving.channels import MAX_INNER_MESSAGE_BYTES
 from tandem.vocabulary import Vocabulary
-from tests.orchestrator import services
 from tests.orchestrator.services import all_services
 
 VOCAB = 152_064
@@ -85,8 +85,8 @@ class RecordedCall:
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
-    monkeypatch.setattr(services, "DRAFT_API", recorder.of(services.DRAFT_API))
-    monkeypatch.setattr(services, "TARGET_API", recorder.of(services.TARGET_API))
+    monkeypatch.setattr(pools, "DRAFT_API", recorder.of(pools.DRAFT_API))
+    monkeypatch.setattr(pools, "TARGET_API", recorder.of(pools.TARGET_API))
     return recorder
 
 

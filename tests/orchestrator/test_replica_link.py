@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
+from orchestrator.breaker import Backoff
 from orchestrator.replica_api import TARGET_API, ReplicaInfo
-from orchestrator.replica_link import Backoff, HandshakeError, LinkLostError, ReplicaLink
-from orchestrator.server import TargetLink
+from orchestrator.replica_link import HandshakeError, LinkLostError, ReplicaLink, TargetLink
 from tandem.common.v1 import common_pb2
 from tandem.serving import batches
 from tandem.target.v1 import target_pb2 as pb

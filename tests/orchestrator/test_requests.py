@@ -16,6 +16,7 @@ from tandem.vocabulary import Vocabulary
 VOCABULARY = Vocabulary.toy(64)
 OFFER = Offer(
     vocabulary=VOCABULARY,
+    model_id="toy",
     vocab_size=64,
     max_context=32,
     num_draft_tokens=4,

@@ -2,20 +2,18 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
 
 import grpc
 import pytest
 
 from orchestrator.replica_api import TARGET_API
-from orchestrator.server import TargetLink
 from orchestrator.session_handle import Deadline, SessionHandle
 from orchestrator.target_session import TargetPatience, TargetSession
 from tandem import codec
 from tandem.serving.errors import ServiceError
 from tandem.target.v1 import target_pb2 as pb
 from tandem.types import ErrorCode, ItemError, Proposal, SessionId
-from tests.orchestrator.fake_link import FakeLink
+from tests.orchestrator.fake_link import FakeLink, OnePlace
 from tests.orchestrator.fakes import make_sequence
 
 DRAFTS = Proposal((5, 6))
@@ -47,7 +45,7 @@ def _copy(result: pb.VerifyResult | None) -> pb.VerifyResult | None:
 
 
 def session(link: Target, timeout_s: float | None = None, patience: TargetPatience | None = None) -> TargetSession:
-    handle = SessionHandle(cast("TargetLink", link), SessionId(1), Deadline(timeout_s), "trace")
+    handle = SessionHandle(OnePlace(link), SessionId(1), Deadline(timeout_s), "trace")
     return TargetSession(handle, patience or TargetPatience())
 
 

@@ -663,6 +663,7 @@ class Load(_message.Message):
     EVICTED_SESSIONS_FIELD_NUMBER: _builtins.int
     EVICTED_BLOCKS_FIELD_NUMBER: _builtins.int
     HIT_BLOCKS_FIELD_NUMBER: _builtins.int
+    FROZEN_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """open sessions"""
     waiting: _builtins.int
@@ -689,6 +690,8 @@ class Load(_message.Message):
     """cached blocks given to others"""
     hit_blocks: _builtins.int
     """blocks that new sessions found in the prefix cache"""
+    frozen: _builtins.bool
+    """what was to be computed has not ended for too long: sessions have to go elsewhere"""
     def __init__(
         self,
         *,
@@ -705,10 +708,11 @@ class Load(_message.Message):
         evicted_sessions: _builtins.int = ...,
         evicted_blocks: _builtins.int = ...,
         hit_blocks: _builtins.int = ...,
+        frozen: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_blocks", b"cached_blocks", "draining", b"draining", "evicted_blocks", b"evicted_blocks", "evicted_sessions", b"evicted_sessions", "hit_blocks", b"hit_blocks", "kv_usage", b"kv_usage", "preemptions", b"preemptions", "running", b"running", "shrunk_draft_tokens", b"shrunk_draft_tokens", "stale_items", b"stale_items", "total_blocks", b"total_blocks", "used_blocks", b"used_blocks", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_blocks", b"cached_blocks", "draining", b"draining", "evicted_blocks", b"evicted_blocks", "evicted_sessions", b"evicted_sessions", "frozen", b"frozen", "hit_blocks", b"hit_blocks", "kv_usage", b"kv_usage", "preemptions", b"preemptions", "running", b"running", "shrunk_draft_tokens", b"shrunk_draft_tokens", "stale_items", b"stale_items", "total_blocks", b"total_blocks", "used_blocks", b"used_blocks", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

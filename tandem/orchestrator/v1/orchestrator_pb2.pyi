@@ -97,6 +97,7 @@ class GenerateRequest(_message.Message):
     SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """at most 128 characters; empty: one is made"""
     text: _builtins.str
@@ -125,6 +126,10 @@ class GenerateRequest(_message.Message):
     def logprobs(self) -> _common_pb2.LogprobsOptions:
         """unset: none"""
 
+    @_builtins.property
+    def resume(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResumedAnswer]:
+        """Answers of an earlier call that was cut off: with that call's seed they go on where it ended. One a sample index."""
+
     def __init__(
         self,
         *,
@@ -139,10 +144,11 @@ class GenerateRequest(_message.Message):
         sample_index: _builtins.int = ...,
         logprobs: _common_pb2.LogprobsOptions | None = ...,
         priority: _builtins.int = ...,
+        resume: _abc.Iterable[Global___ResumedAnswer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "chat", b"chat", "logprobs", b"logprobs", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "chat", b"chat", "logprobs", b"logprobs", "n", b"n", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sample_index", b"sample_index", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "chat", b"chat", "logprobs", b"logprobs", "n", b"n", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume", b"resume", "sample_index", b"sample_index", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
@@ -154,6 +160,33 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class ResumedAnswer(_message.Message):
+    """What has arrived of an answer. Nothing of it is sent again; one that had ended is only completed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    sample_index: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of all its chunks, in order"""
+
+    def __init__(
+        self,
+        *,
+        sample_index: _builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sample_index", b"sample_index", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumedAnswer: _TypeAlias = ResumedAnswer  # noqa: Y015
 
 @_typing.final
 class StoppingCriteria(_message.Message):
@@ -398,7 +431,7 @@ class Usage(_message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     num_prompt_tokens: _builtins.int
     num_completion_tokens: _builtins.int
-    """those delivered in chunks"""
+    """those delivered in chunks, of this call or of the one it resumes"""
     time_to_first_token_us: _builtins.int
     """from the request's arrival"""
     generation_us: _builtins.int
@@ -505,47 +538,73 @@ Global___GetInfoRequest: _TypeAlias = GetInfoRequest  # noqa: Y015
 class GetInfoResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    TARGET_FIELD_NUMBER: _builtins.int
-    TARGET_LOAD_FIELD_NUMBER: _builtins.int
-    DRAFT_FIELD_NUMBER: _builtins.int
-    DRAFT_LOAD_FIELD_NUMBER: _builtins.int
-    PROPOSER_FIELD_NUMBER: _builtins.int
     NUM_RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
-    IS_TARGET_CONNECTED_FIELD_NUMBER: _builtins.int
-    IS_DRAFT_CONNECTED_FIELD_NUMBER: _builtins.int
-    proposer: _builtins.str
+    REPLICAS_FIELD_NUMBER: _builtins.int
     num_running_requests: _builtins.int
     """each answer of a request counts"""
-    is_target_connected: _builtins.bool
-    """false: what is said of it is old"""
-    is_draft_connected: _builtins.bool
-    """as above; false as well when there is no draft service"""
     @_builtins.property
-    def target(self) -> _common_pb2.ModelInfo: ...
-    @_builtins.property
-    def target_load(self) -> _common_pb2.Load: ...
-    @_builtins.property
-    def draft(self) -> _common_pb2.ModelInfo:
-        """absent when there is no draft service"""
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___Replica]:
+        """all that are named now, targets first"""
 
-    @_builtins.property
-    def draft_load(self) -> _common_pb2.Load: ...
     def __init__(
         self,
         *,
-        target: _common_pb2.ModelInfo | None = ...,
-        target_load: _common_pb2.Load | None = ...,
-        draft: _common_pb2.ModelInfo | None = ...,
-        draft_load: _common_pb2.Load | None = ...,
-        proposer: _builtins.str = ...,
         num_running_requests: _builtins.int = ...,
-        is_target_connected: _builtins.bool = ...,
-        is_draft_connected: _builtins.bool = ...,
+        replicas: _abc.Iterable[Global___Replica] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "draft_load", b"draft_load", "target", b"target", "target_load", b"target_load"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "draft_load", b"draft_load", "is_draft_connected", b"is_draft_connected", "is_target_connected", b"is_target_connected", "num_running_requests", b"num_running_requests", "proposer", b"proposer", "target", b"target", "target_load", b"target_load"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_running_requests", b"num_running_requests", "replicas", b"replicas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetInfoResponse: _TypeAlias = GetInfoResponse  # noqa: Y015
+
+@_typing.final
+class Replica(_message.Message):
+    """A replica as the orchestrator knows it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    IS_CONNECTED_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    PROPOSER_FIELD_NUMBER: _builtins.int
+    NUM_SESSIONS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    """"target" or "draft" """
+    address: _builtins.str
+    is_connected: _builtins.bool
+    """false: what is said of model and load is old, or was never heard"""
+    proposer: _builtins.str
+    """of a draft replica"""
+    num_sessions: _builtins.int
+    """of this orchestrator"""
+    problem: _builtins.str
+    """why it is not connected"""
+    @_builtins.property
+    def model(self) -> _common_pb2.ModelInfo: ...
+    @_builtins.property
+    def load(self) -> _common_pb2.Load: ...
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        address: _builtins.str = ...,
+        is_connected: _builtins.bool = ...,
+        model: _common_pb2.ModelInfo | None = ...,
+        load: _common_pb2.Load | None = ...,
+        proposer: _builtins.str = ...,
+        num_sessions: _builtins.int = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "is_connected", b"is_connected", "load", b"load", "model", b"model", "num_sessions", b"num_sessions", "problem", b"problem", "proposer", b"proposer", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Replica: _TypeAlias = Replica  # noqa: Y015
