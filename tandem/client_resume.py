@@ -7,7 +7,7 @@ from tandem.client_answers import AnswersFolder
 from tandem.client_errors import TandemError, UnavailableError
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 3.0
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Patience:
 
     def wait_s(self, num_failures: int) -> float:
         """Before the next try: doubled each time up to a limit, times a random 0.5 .. 1.5."""
-        longest = min(_FIRST_WAIT_S * 2.0 ** min(num_failures - 1, 16), _LONGEST_WAIT_S)
+        longest = min(FIRST_WAIT_S * 2.0 ** min(num_failures - 1, 16), LONGEST_WAIT_S)
         return longest * random.uniform(0.5, 1.5)
 
 

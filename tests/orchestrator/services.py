@@ -165,6 +165,7 @@ class Stack:
     servicer: OrchestratorServicer
     target_link: TargetLink
     draft_link: DraftLink | None
+    server: grpc.aio.Server  # the orchestrator's
 
     def record_steps(self) -> list[StepResult]:
         """Every step that the target computes from now on."""
@@ -243,7 +244,7 @@ async def orchestrating(
     try:
         async with TandemClient(address) as client:
             draft_link = None if drafts is None else drafts.links[0]
-            yield Stack(client, target, draft, servicer, targets.links[0], draft_link)
+            yield Stack(client, target, draft, servicer, targets.links[0], draft_link, server)
     finally:
         await server.stop(0)
         for pool in pools:
