@@ -11,6 +11,7 @@ import pytest
 from orchestrator.breaker import Backoff
 from orchestrator.replica_api import TARGET_API, ReplicaInfo
 from orchestrator.replica_link import HandshakeError, LinkLostError, ReplicaLink, TargetLink
+from orchestrator.silence import SILENCE_S
 from tandem.common.v1 import common_pb2
 from tandem.serving import batches
 from tandem.target.v1 import target_pb2 as pb
@@ -44,12 +45,13 @@ class FakeTarget(target_pb2_grpc.TargetServiceServicer):
         self.num_ended_by_peer = 0
         self.push: asyncio.Queue[pb.VerifyResponse | None] = asyncio.Queue()
         self.model = common_pb2.ModelInfo(protocol_version=1, vocab_size=8)
+        self.load = common_pb2.Load(running=1)
 
     def hang_up(self) -> None:
         self.push.put_nowait(None)
 
     async def GetInfo(self, request: Any, context: Any) -> pb.GetInfoResponse:
-        return pb.GetInfoResponse(model=self.model, load=common_pb2.Load(running=1))
+        return pb.GetInfoResponse(model=self.model, load=self.load)
 
     async def Verify(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.VerifyResponse]:
         self.num_streams += 1
@@ -71,14 +73,14 @@ class FakeTarget(target_pb2_grpc.TargetServiceServicer):
 
 @asynccontextmanager
 async def linked(
-    target: FakeTarget, check: Callable[[ReplicaInfo], None] = lambda _: None
+    target: FakeTarget, check: Callable[[ReplicaInfo], None] = lambda _: None, silence_s: float = SILENCE_S
 ) -> AsyncIterator[TargetLink]:
     """A started link to a served fake."""
     server = grpc.aio.server()
     target_pb2_grpc.add_TargetServiceServicer_to_server(target, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    link: TargetLink = ReplicaLink(TARGET_API, f"127.0.0.1:{port}", check, Backoff(0.005, 0.02))
+    link: TargetLink = ReplicaLink(TARGET_API, f"127.0.0.1:{port}", check, Backoff(0.005, 0.02), silence_s)
     link.start()
     try:
         yield link
@@ -279,3 +281,37 @@ def test_waits_between_attempts_grow_to_a_limit() -> None:
     for num_failures, longest in ((1, 0.15), (2, 0.3), (3, 0.6), (4, 1.2), (50, 1.5)):
         waits = [backoff.wait_s(num_failures) for _ in range(50)]
         assert longest / 3 <= min(waits) <= max(waits) <= longest
+
+
+def test_a_stream_on_which_nothing_comes_is_given_up_and_says_so() -> None:
+    async def scenario() -> None:
+        target = FakeTarget(lambda _: [])
+        async with linked(target, silence_s=0.2) as link:
+            await link.wait_up(10)
+            future = link.request(item(1))
+            await asyncio.wait([future], timeout=20)
+            with pytest.raises(LinkLostError):
+                future.result()
+            assert "nothing came from it for 0.2 s" in link.why_not()
+            await until(lambda: link.generation == 2)  # and it is tried again
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_whose_engine_is_frozen_loses_its_sessions_and_is_not_used_until_it_computes_again() -> None:
+    async def scenario() -> None:
+        target = FakeTarget(lambda _: [])
+        async with linked(target) as link:
+            await link.wait_up(10)
+            future = link.request(item(1))
+            target.load = common_pb2.Load(frozen=True)
+            target.push.put_nowait(pb.VerifyResponse(load=target.load))
+            await asyncio.wait([future], timeout=20)
+            with pytest.raises(LinkLostError):
+                future.result()
+            await until(lambda: "its engine is frozen" in link.why_not())
+            assert not link.is_up
+            target.load = common_pb2.Load()
+            await link.wait_up(10)
+
+    asyncio.run(scenario())

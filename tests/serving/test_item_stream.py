@@ -42,6 +42,23 @@ def test_results_put_in_one_turn_travel_as_one_batch_and_close_flushes_the_rest(
     assert asyncio.run(scenario()) == [[1, 2], [3]]
 
 
+def test_a_peer_without_results_has_heartbeats_and_results_do_not_wait_for_them() -> None:
+    async def scenario() -> list[list[int]]:
+        outbox: Outbox[int] = Outbox(heartbeat_s=0.02)
+        batches: list[list[int]] = []
+        async for batch in outbox.batches():
+            batches.append(batch)
+            if len(batches) == 3:
+                outbox.put(1)
+            if batch:
+                outbox.close()
+        return batches
+
+    batches = asyncio.run(asyncio.wait_for(scenario(), 20))
+    assert batches[:3] == [[], [], []]
+    assert batches[-1] == [1]
+
+
 def test_an_outbox_closed_while_empty_ends_at_once() -> None:
     async def scenario() -> list[list[int]]:
         outbox: Outbox[int] = Outbox()

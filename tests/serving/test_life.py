@@ -180,3 +180,30 @@ def test_addresses_are_loopback_unless_insecure_is_accepted() -> None:
     for address in ("nowhere", "host:", ":1", "host:65536", "host:x"):
         with pytest.raises(AddressError, match=r"0\.\.65535"):
             parse_address(address)
+
+
+def test_health_tells_whether_the_service_is_healthy_all_the_time(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        is_healthy = True
+        ready_file = tmp_path / "ready"
+        settings = ServerSettings(NAME, "127.0.0.1:0", 1 << 20, grace_s=1, ready_file=ready_file)
+        task = asyncio.create_task(run_server(settings, lambda _: None, is_healthy=lambda: is_healthy))
+        while not ready_file.exists():
+            await asyncio.sleep(0.01)
+        states = health_pb2.HealthCheckResponse
+        async with open_channel(ready_file.read_text().strip()) as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+
+            async def until_state(wanted: int) -> None:
+                for service in ("", NAME):
+                    while (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status != wanted:
+                        await asyncio.sleep(0.02)
+
+            await asyncio.wait_for(until_state(states.SERVING), 20)
+            is_healthy = False
+            await asyncio.wait_for(until_state(states.NOT_SERVING), 20)
+            is_healthy = True
+            await asyncio.wait_for(until_state(states.SERVING), 20)
+        await stop(task)
+
+    asyncio.run(scenario())
