@@ -6,7 +6,7 @@ import contextlib
 import sys
 
 from orchestrator.addresses import find_addresses
-from orchestrator.pools import DraftPool, TargetPool, draft_pool, target_pool
+from orchestrator.pools import DraftPool, PoolTimes, TargetPool, draft_pool, target_pool
 from orchestrator.replica_link import HandshakeError, LinkLostError
 from orchestrator.server import SERVICE_NAME, OrchestratorServicer, OrchestratorSettings
 from orchestrator.target_session import TargetPatience
@@ -60,8 +60,9 @@ async def _serve(options: argparse.Namespace) -> None:
     find_targets = find_addresses(options.target)
     find_drafts = None if options.draft is None else find_addresses(options.draft)
     vocabulary, name = _load_vocabulary(options)
-    targets = target_pool(find_targets, vocabulary, name)
-    drafts = None if find_drafts is None else draft_pool(find_drafts, vocabulary, name, targets)
+    times = PoolTimes(options.lookup_interval, options.silence_timeout)
+    targets = target_pool(find_targets, vocabulary, name, times)
+    drafts = None if find_drafts is None else draft_pool(find_drafts, vocabulary, name, targets, times)
     try:
         await _connect(targets, drafts, options.connect_timeout)
         settings = OrchestratorSettings(
@@ -111,7 +112,7 @@ def build_parser() -> argparse.ArgumentParser:
         required=True,
         metavar="ADDRESSES",
         help="the target services: HOST:PORT,... or dns:HOST:PORT (every address HOST has) or file:PATH (an address a "
-        "line); the latter two are looked up again every five seconds",
+        "line); the latter two are looked up again and again",
     )
     parser.add_argument(
         "--draft", metavar="ADDRESSES", help="the draft services, as --target; without any nothing is drafted"
@@ -127,6 +128,21 @@ def build_parser() -> argparse.ArgumentParser:
         type=seconds,
         metavar="S",
         help="longest wait of a round for drafts, in seconds; default: what rounds have taken so far says how long",
+    )
+    defaults = PoolTimes()
+    parser.add_argument(
+        "--lookup-interval",
+        type=seconds,
+        default=defaults.find_s,
+        metavar="S",
+        help="between two looks for addresses",
+    )
+    parser.add_argument(
+        "--silence-timeout",
+        type=seconds,
+        default=defaults.silence_s,
+        metavar="S",
+        help="a replica that says nothing for so long is lost; it says something every second",
     )
     parser.add_argument(
         "--draft-fallback",

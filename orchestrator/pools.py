@@ -1,5 +1,6 @@
 """The two pools of replicas, and what each checks at every connect."""
 
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from orchestrator.addresses import Find
@@ -8,6 +9,7 @@ from orchestrator.handshake import draft_check, target_check
 from orchestrator.replica_api import DRAFT_API, TARGET_API
 from orchestrator.replica_link import DraftLink, ReplicaLink, TargetLink
 from orchestrator.replica_pool import FIND_S, ReplicaPool
+from orchestrator.silence import SILENCE_S
 from tandem.draft.v1 import draft_pb2
 from tandem.target.v1 import target_pb2
 from tandem.vocabulary import Vocabulary
@@ -16,23 +18,28 @@ TargetPool: TypeAlias = ReplicaPool[target_pb2.VerifyItem, target_pb2.VerifyResu
 DraftPool: TypeAlias = ReplicaPool[draft_pb2.ProposeItem, draft_pb2.ProposeResult]
 
 
+@dataclass(frozen=True, slots=True)
+class PoolTimes:
+    """How patient a pool is, in seconds."""
+
+    find_s: float = FIND_S  # between two looks for addresses
+    silence_s: float = SILENCE_S  # without a word, after which a stream is given up
+    backoff: Backoff | None = None  # between attempts to connect
+
+
 def target_pool(
     find: Find,
     vocabulary: Vocabulary,
     vocabulary_name: str,
-    backoff: Backoff | None = None,
-    find_s: float = FIND_S,
+    times: PoolTimes = PoolTimes(),
 ) -> TargetPool:
-    """Targets that know the vocabulary, and all compute the same.
-
-    `backoff`: between attempts to connect; `find_s`: seconds between two looks for addresses.
-    """
+    """Targets that know the vocabulary, and all compute the same."""
 
     def link_to(address: str) -> TargetLink:
         check = target_check(address, vocabulary, vocabulary_name, lambda: pool.infos_but(address))
-        return ReplicaLink(TARGET_API, address, check, backoff)
+        return ReplicaLink(TARGET_API, address, check, times.backoff, times.silence_s)
 
-    pool: TargetPool = ReplicaPool("target", find, link_to, find_s)
+    pool: TargetPool = ReplicaPool("target", find, link_to, times.find_s)
     return pool
 
 
@@ -41,13 +48,12 @@ def draft_pool(
     vocabulary: Vocabulary,
     vocabulary_name: str,
     targets: TargetPool,
-    backoff: Backoff | None = None,
-    find_s: float = FIND_S,
+    times: PoolTimes = PoolTimes(),
 ) -> DraftPool:
     """Draft services that know the vocabulary, and get from the targets what they need."""
 
     def link_to(address: str) -> DraftLink:
         check = draft_check(address, vocabulary, vocabulary_name, lambda: targets.infos)
-        return ReplicaLink(DRAFT_API, address, check, backoff)
+        return ReplicaLink(DRAFT_API, address, check, times.backoff, times.silence_s)
 
-    return ReplicaPool("draft", find, link_to, find_s)
+    return ReplicaPool("draft", find, link_to, times.find_s)

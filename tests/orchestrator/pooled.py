@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from draft_service.proposers.base import Proposer
 from engine.backends.base import SpeculativeEngine
@@ -79,8 +79,9 @@ async def pooled(
         async def find(role: str) -> tuple[str, ...]:
             return tuple(named[role])
 
-        target_links = target_pool(lambda: find("target"), VOCABULARY, "toy", QUICK, find_s=0.02)
-        draft_links = draft_pool(lambda: find("draft"), VOCABULARY, "toy", target_links, QUICK, find_s=0.02)
+        times = replace(QUICK, find_s=0.02)
+        target_links = target_pool(lambda: find("target"), VOCABULARY, "toy", times)
+        draft_links = draft_pool(lambda: find("draft"), VOCABULARY, "toy", target_links, times)
         for pool in (target_links, draft_links):
             await pool.start()
             stack.push_async_callback(pool.close)

@@ -18,7 +18,7 @@ from engine.backends.base import SpeculativeEngine
 from engine.backends.toy_backend import LogitsOf, ToyEngine, hashed_logits
 from orchestrator.addresses import find_addresses
 from orchestrator.breaker import Backoff
-from orchestrator.pools import DraftPool, TargetPool, draft_pool, target_pool
+from orchestrator.pools import DraftPool, PoolTimes, TargetPool, draft_pool, target_pool
 from orchestrator.replica_link import DraftLink, TargetLink
 from orchestrator.server import OrchestratorServicer, OrchestratorSettings
 from tandem.client import TandemClient
@@ -39,7 +39,7 @@ from tests.orchestrator.fakes import until
 VOCAB = 64
 VOCABULARY = Vocabulary.toy(VOCAB)
 TARGET_LOGITS = hashed_logits(VOCAB, seed=3)
-QUICK = Backoff(0.01, 0.05)
+QUICK = PoolTimes(backoff=Backoff(0.01, 0.05))
 SETTINGS = OrchestratorSettings(draft_timeout_s=5.0)
 
 
