@@ -113,7 +113,7 @@ class DraftSession:
         return Proposal(drafts, probs)
 
     async def _propose(self, sequence: Sequence, num_wanted: int) -> Proposal:
-        self._check_ready()
+        self._check_ready(sequence)
         self._handle.move_if_leaving(sequence)
         if self._handle.needs_open:
             is_first = self._handle.epoch == 0
@@ -149,7 +149,9 @@ class DraftSession:
             result = await answer_of(future, self._handle.deadline.remaining_s(timeout_s), "draft", "proposal")
         except TimeoutError:
             times.was_late()
+            self._handle.link.breaker.failed()
             raise
+        self._handle.link.breaker.worked()
         if not is_first:
             times.took(time.monotonic() - started)
         return result
@@ -166,7 +168,7 @@ class DraftSession:
         if not self._relay.is_complete(sequence):
             raise _NotYetError
 
-    def _check_ready(self) -> None:
+    def _check_ready(self, sequence: Sequence) -> None:
         """_NoProposalError while there is a reason not to ask; LinkLostError or ItemError for news of one."""
         if self._has_given_up or (self._handle.needs_open and self._handle.next_place() is None):
             raise _NoProposalError
@@ -180,6 +182,7 @@ class DraftSession:
             raise _NoProposalError
         self._background = None
         if not waited_for.done():
+            self._handle.avoid(sequence)
             raise ItemError(ErrorCode.UNKNOWN_SESSION, "the answer never came")
         _raise_error_of(waited_for)
 

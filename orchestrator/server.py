@@ -1,11 +1,10 @@
 """The service applications call: from a request to a stream of rounds."""
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -13,6 +12,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from orchestrator import messages, speculative_loop
+from orchestrator.admission import Admission
 from orchestrator.answers import interleaved
 from orchestrator.draft_session import DraftSession, NoDrafts
 from orchestrator.handshake import hidden_states_problem
@@ -64,7 +64,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         self._targets = targets
         self._drafts = drafts
         self._settings = settings
-        self._num_running = 0
+        self._admission = Admission(settings.max_requests)
 
     async def Generate(  # noqa: N802 - the proto's name
         self, request: pb.GenerateRequest, context: _Context
@@ -72,7 +72,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         """Started, then of each answer a chunk a round and complete; errors are statuses."""
         arrived_at = time.monotonic()
         sample_indices = check_answers(request, self._settings.max_requests)
-        with self._admitted(len(sample_indices)):
+        with self._admission.places(len(sample_indices)):
             deadline = Deadline(_time_to_answer(context))
             if deadline.is_over:
                 raise ServiceError(
@@ -103,26 +103,9 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         links = [link for pool in pools for link in pool.links]
         loads = await asyncio.gather(*(link.ask_load() for link in links))
         return pb.GetInfoResponse(
-            num_running_requests=self._num_running,
+            num_running_requests=self._admission.num_running,
             replicas=[messages.replica(link, load) for link, load in zip(links, loads, strict=True)],
         )
-
-    @contextlib.contextmanager
-    def _admitted(self, num_answers: int) -> Iterator[None]:
-        """A place an answer among the running requests; ServiceError RESOURCE_EXHAUSTED when too few are free."""
-        max_requests = self._settings.max_requests
-        num_free = max_requests - self._num_running
-        if num_answers > num_free:
-            raise ServiceError(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{num_free} of {max_requests} places for running requests are free, {num_answers} are needed; "
-                "try again later",
-            )
-        self._num_running += num_answers
-        try:
-            yield
-        finally:
-            self._num_running -= num_answers
 
     async def _offer(self, deadline: Deadline) -> Offer:
         """What every target can serve now. Without one to ask, ServiceError UNAVAILABLE or DEADLINE_EXCEEDED."""

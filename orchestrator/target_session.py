@@ -21,6 +21,7 @@ from tandem.serving.errors import ServiceError
 from tandem.target.v1 import target_pb2
 from tandem.types import ErrorCode, ItemError, ModelInfo, Proposal, Verdict
 
+_RETRY_S = 1.0  # said to clients for whom no target could be had, or no room on one
 _MAX_TRIES = 8  # of one round: times that it is asked anew because session or stream was lost
 _REOPEN_CODES = {ErrorCode.UNKNOWN_SESSION, ErrorCode.PREFIX_MISMATCH}
 _REFUSAL_CODES = {ErrorCode.INVALID_ARGUMENT, ErrorCode.UNIMPLEMENTED}
@@ -196,11 +197,14 @@ class TargetSession:
         """The status an application sees; what the target calls its own fault is no more than `internal error`."""
         status = _STATUSES.get(error.code, grpc.StatusCode.INTERNAL)
         is_internal = status is grpc.StatusCode.INTERNAL
-        return ServiceError(status, "internal error" if is_internal else f"{self._handle}: {error.message}")
+        retry_after_s = _RETRY_S if status is grpc.StatusCode.RESOURCE_EXHAUSTED else None
+        return ServiceError(
+            status, "internal error" if is_internal else f"{self._handle}: {error.message}", retry_after_s
+        )
 
 
 def not_reached(error: LinkLostError, deadline: Deadline) -> ServiceError:
     """The status of a request whose target could not be reached for as long as it could wait."""
     if deadline.is_over:
         return ServiceError(grpc.StatusCode.DEADLINE_EXCEEDED, f"the request's deadline has passed: {error}")
-    return ServiceError(grpc.StatusCode.UNAVAILABLE, str(error))
+    return ServiceError(grpc.StatusCode.UNAVAILABLE, str(error), retry_after_s=_RETRY_S)

@@ -5,15 +5,17 @@ from typing import Any
 import grpc
 
 from tandem.serving.channels import why_not_connected
+from tandem.serving.retry import retry_after_s
 
 
 class TandemError(Exception):
     """A call that failed. `code` is the gRPC status by name, for example "UNAVAILABLE"."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
+        self.retry_after_s = retry_after_s  # when the same call may succeed, if the server has said so
 
 
 class InvalidRequestError(TandemError):
@@ -51,7 +53,7 @@ def from_rpc_error(error: Any, address: str, timeout_s: float | None) -> TandemE
     details = describe_rpc_error(error, address, timeout_s)
     if code is grpc.StatusCode.UNIMPLEMENTED and details.startswith("Method not found"):  # gRPC's own words
         details = f"the service at {address} is not an orchestrator; is it the target's or the draft's port?"
-    return _CLASSES.get(code, TandemError)(code.name, details)
+    return _CLASSES.get(code, TandemError)(code.name, details, retry_after_s(error))
 
 
 def describe_rpc_error(error: Any, address: str, timeout_s: float | None) -> str:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
+from tandem.serving.retry import retry_metadata
 from tandem.validation import InvalidArgumentError
 
 _log = logging.getLogger(__name__)
@@ -25,9 +26,11 @@ MAX_DETAILS_CHARS = 1000  # details travel as metadata, which clients limit to a
 class ServiceError(Exception):
     """A failure with a status the caller should see; the message is sent as it is."""
 
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+    def __init__(self, code: grpc.StatusCode, message: str, retry_after_s: float | None = None) -> None:
+        """`retry_after_s`: when the same call may succeed, if that can be told; travels as google.rpc.RetryInfo."""
         super().__init__(message)
         self.code = code
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,7 @@ async def _guarded(work: Awaitable[Any], context: _Context, method: str) -> Any:
     except InvalidArgumentError as error:
         await _abort(context, method, grpc.StatusCode.INVALID_ARGUMENT, str(error))
     except ServiceError as error:
-        await _abort(context, method, error.code, str(error))
+        await _abort(context, method, error.code, str(error), error.retry_after_s)
     except asyncio.CancelledError:
         if task.cancelling():  # the client went; grpc must see the cancellation
             raise
@@ -143,10 +146,13 @@ async def _guarded(work: Awaitable[Any], context: _Context, method: str) -> Any:
         await _abort(context, method, grpc.StatusCode.INTERNAL, "internal error")
 
 
-async def _abort(context: _Context, method: str, code: grpc.StatusCode, details: str) -> None:
+async def _abort(
+    context: _Context, method: str, code: grpc.StatusCode, details: str, retry_after_s: float | None = None
+) -> None:
     """End the call with a status. A client that has gone, as at its deadline, is no error of the server."""
+    details = _shortened(details)
     try:
-        await context.abort(code, _shortened(details))
+        await context.abort(code, details, retry_metadata(code, details, retry_after_s))
     except grpc.aio.AbortError:
         raise
     except grpc.aio.BaseError:

@@ -238,7 +238,7 @@ def test_a_client_may_be_made_before_the_loop_and_used_on_one_loop_after_another
         async with serving(ScriptedServicer(FULL)) as address:
             if client is None:
                 client = TandemClient(address)
-            client.address = address
+            client.addresses = (address,)
             assert (await client.complete("hi")).text == "abc"
 
     before = TandemClient("127.0.0.1:1")

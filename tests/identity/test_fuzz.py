@@ -149,7 +149,7 @@ def test_random_requests_are_answered_exactly_or_refused_by_name(
 
             await asyncio.gather(*(work() for _ in range(NUM_AT_ONCE)))
             await stack.until_idle()
-            await until(lambda: stack.servicer._num_running == 0)
+            await until(lambda: stack.servicer._admission.num_running == 0)
             for link in (stack.target_link, stack.draft_link):
                 assert link is not None
                 assert link._waiting == {}

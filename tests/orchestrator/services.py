@@ -220,7 +220,7 @@ class Stack:
     async def until_free(self) -> None:
         """Until they are idle, and the orchestrator's places are free."""
         await self.until_idle()
-        await until(lambda: self.servicer._num_running == 0)
+        await until(lambda: self.servicer._admission.num_running == 0)
 
 
 @asynccontextmanager

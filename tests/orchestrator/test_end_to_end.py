@@ -157,7 +157,7 @@ def test_leaving_early_frees_both_services_and_no_neighbour_notices(num_chunks: 
             await asyncio.gather(task, return_exceptions=True)
             assert await neighbours == alone
             await stack.until_idle()
-            await until(lambda: stack.servicer._num_running == 0)
+            await until(lambda: stack.servicer._admission.num_running == 0)
 
     run(scenario())
 

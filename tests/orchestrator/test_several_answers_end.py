@@ -144,7 +144,7 @@ def test_a_target_that_stays_away_is_unavailable_for_all_and_what_was_streamed_r
             for answer, one in zip(generation.answers, expected, strict=True):
                 assert 0 < len(answer.token_ids) < 60
                 assert answer.token_ids == one.token_ids[: len(answer.token_ids)]
-            await until(lambda: stack.servicer._num_running == 0)
+            await until(lambda: stack.servicer._admission.num_running == 0)
 
     run(scenario())
 
