@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .PHONY: demo test unit check protos identity losslessness bench bench-sampling bench-target bench-drafts report-block \
-	loadtest churn churn-short clean
+	loadtest churn churn-short chaos chaos-toy chaos-short clean
 
 demo: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
@@ -88,6 +88,20 @@ churn: $(READY)
 churn-short: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
 	$(BIN)/python -m loadtest.churn --seconds 60 --requests 24
+
+# 16 streams on two targets and two draft services, real model and processes, while 60 faults or more strike them, three
+# minutes; writes docs/reports/chaos.md. Then the toy engine: 200 streams, 3,000 faults; writes docs/reports/chaos_toy.md.
+chaos: $(READY)
+	$(BIN)/tandem models pull smollm2-135m
+	GRPC_VERBOSITY=NONE $(BIN)/python -m loadtest.chaos --out docs/reports/chaos.md
+
+chaos-toy: $(READY)
+	GRPC_VERBOSITY=NONE $(BIN)/python -m loadtest.chaos --toy hashed:vocab=512,seed=3,blocks=4000 --targets 3 --drafts 5 \
+		--streams 200 --requests 60 --seconds 60 --faults 3000 --gap 0.05 --out docs/reports/chaos_toy.md
+
+chaos-short: $(READY)
+	$(BIN)/tandem models pull smollm2-135m
+	GRPC_VERBOSITY=NONE $(BIN)/python -m loadtest.chaos --seconds 60 --faults 15
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,6 +10,7 @@ from draft_service.proposers.model_base import Drafting, drafting_of
 from draft_service.proposers.trained import bundled_names, resolve_head
 from engine.backends.settings import EngineSettings
 from engine.backends.torch_backend import TorchEngine
+from engine.cpus import use_threads
 from engine.heads.artefact import Artefact, load_artefact
 from engine.kernels.choice import choose_kernels
 from engine.models.config import LoadedModel, ModelFileError
@@ -72,8 +73,7 @@ def read_over_target(settings: ProposerSettings) -> OverTarget:
         raise ProposerError(f"needs the target of --head {head}: name it with --model")
     settings.limits.check_step(engine.max_step_tokens)
     drafting = drafting_of(settings)
-    if engine.threads is not None:
-        torch.set_num_threads(engine.threads)
+    use_threads(engine.threads)
     target, vocabulary = _target(engine)
     return OverTarget(
         artefact=load_artefact(resolve_head(head)),

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from engine.backends.base import EngineError, SpeculativeEngine
 from engine.backends.settings import DEFAULT_KV_MEMORY_BYTES, EngineSettings
 from engine.backends.toy_options import DEFAULT_TOY, build_toy_engine, parse_toy_options
+from engine.cpus import use_threads
 from engine.freed_memory import return_freed_memory
 from engine.kernels.noise import compiled_noise
 from engine.models.config import ModelFileError
@@ -41,8 +40,7 @@ def load_engine(settings: EngineSettings) -> LoadedEngine:
             f"dtype {settings.dtype!r} is unknown to backend {settings.backend!r}; "
             f"there are: {', '.join(_DTYPES[settings.backend])}"
         )
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
+    use_threads(settings.threads)
     compiled_noise()  # the first sampled token shall not wait for a compiler
     if settings.backend == "toy":
         return _load_toy(settings)
