@@ -16,7 +16,8 @@ from functools import partial
 
 from google.protobuf.message import Message
 
-from orchestrator.replica_link import LinkLostError, TargetLink, answer_key
+from orchestrator.expected_answers import answer_key
+from orchestrator.replica_link import LinkLostError, TargetLink
 from orchestrator.sequence import Sequence
 from tandem import codec
 from tandem.common.v1 import common_pb2
@@ -51,7 +52,7 @@ class HiddenRelay:
         if link is not self._link:
             self.close()
             self._link, self._session_id = link, session_id
-        link.listen(session_id, self.take)
+        link.answers.listen(session_id, self.take)
         self._is_settled = False
 
     def decided(self) -> None:
@@ -94,11 +95,11 @@ class HiddenRelay:
         """The answer has ended, or its session is elsewhere: nothing is wanted any more from the target that had it."""
         link, replay, self._replay = self._link, self._replay, None
         if link is not None:
-            link.unlisten(self._session_id)
+            link.answers.unlisten(self._session_id)
         if link is None or replay is None:
             return
-        link.forget(answer_key(replay.stamp))
-        link.unlisten(replay.stamp.session_id)
+        link.answers.forget(answer_key(replay.stamp))
+        link.answers.unlisten(replay.stamp.session_id)
         if link.is_up:
             stamp = replace(codec.stamp_from_proto(replay.stamp), round=1)
             link.send(_item(stamp, close=common_pb2.CloseSession()))
@@ -124,7 +125,7 @@ class HiddenRelay:
         wanted = target_pb2.ReplayHiddenStates(token_ids=token_ids, hidden_layers=self.layers, first_row=first_row)
         replay = _item(stamp, replay=wanted)
         self._replay, self._asked_s = replay, time.monotonic()
-        link.listen(session_id, self.take)
+        link.answers.listen(session_id, self.take)
         link.request(replay).add_done_callback(partial(self._replayed, link, replay))
 
     def _repeat(self, replay: target_pb2.VerifyItem) -> None:
@@ -143,7 +144,7 @@ class HiddenRelay:
         if self._replay is not replay:
             return
         self._replay = None
-        link.unlisten(replay.stamp.session_id)
+        link.answers.unlisten(replay.stamp.session_id)
         problem = _problem_of(future)
         if problem:
             self._num_failures += 1

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeAlias
 import grpc
 
 from orchestrator.breaker import Backoff, Breaker
+from orchestrator.expected_answers import ExpectedAnswers, answer_key
 from orchestrator.replica_api import ItemT, ReplicaApi, ReplicaInfo, ResultT
 from orchestrator.round_times import RoundTimes
 from orchestrator.silence import SILENCE_S, Silence
@@ -22,7 +23,7 @@ from tandem.draft.v1 import draft_pb2
 from tandem.serving.batches import batches_of
 from tandem.serving.channels import open_channel, why_not_connected
 from tandem.target.v1 import target_pb2
-from tandem.types import HiddenStates, ItemError, Load
+from tandem.types import ItemError, Load
 
 _log = logging.getLogger(__name__)
 
@@ -31,8 +32,6 @@ _LOAD_TIMEOUT_S = 1.0
 _CLOSE_TIMEOUT_S = 2.0
 
 _FROZEN = "its engine is frozen"
-
-AnswerKey = tuple[int, int, int]  # session id, epoch, round; round 0 is the open, so this names the kind as well
 
 
 class LinkLostError(Exception):
@@ -66,7 +65,7 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         self.generation = 0
         self.info: ReplicaInfo | None = None  # of the last handshake
         self.load = Load()  # as of the last answer
-        self.num_dropped_results = 0  # answers nobody waits for: late, repeated or unknown
+        self.answers: ExpectedAnswers[ResultT] = ExpectedAnswers(str(self))
         self.num_sessions = 0  # of this orchestrator
         self.is_retired = False  # nobody names it any more
         self.on_change: Callable[[], None] = lambda: None  # called when sessions may be opened here, or no longer
@@ -75,8 +74,6 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         self._check = check
         self._backoff = backoff or Backoff()
         self._silence_s = silence_s
-        self._waiting: dict[AnswerKey, asyncio.Future[ResultT]] = {}
-        self._listeners: dict[int, Callable[[HiddenStates], None]] = {}  # by session id
         self._outgoing: list[ItemT] = []
         self._wake = asyncio.Event()
         self._up = asyncio.Event()
@@ -145,12 +142,10 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         """Send an item; the future of its answer. LinkLostError without a stream.
 
         The future fails with LinkLostError, or with ItemError when no message can hold the item. Wait for it with
-        `asyncio.wait`, never by cancelling it, and `forget` it when its answer is not wanted.
+        `asyncio.wait`, never by cancelling it, and have `answers` forget it when it is not wanted.
         """
         self.send(item)
-        future: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
-        self._waiting[answer_key(item.stamp)] = future
-        return future
+        return self.answers.expect(answer_key(item.stamp))
 
     def send(self, item: ItemT) -> None:
         """Send an item without waiting for its answer: a repeat, or a close. LinkLostError without a stream."""
@@ -158,20 +153,6 @@ class ReplicaLink(Generic[ItemT, ResultT]):
             raise LinkLostError(self.why_not())
         self._outgoing.append(item)
         self._wake.set()
-
-    def forget(self, key: AnswerKey) -> None:
-        """An answer that may still come is not wanted any more."""
-        future = self._waiting.pop(key, None)
-        if future is not None:
-            future.cancel()
-
-    def listen(self, session_id: int, take: Callable[[HiddenStates], None]) -> None:
-        """Give the session's hidden states to `take`, before the answer they come with; until `unlisten`."""
-        self._listeners[session_id] = take
-
-    def unlisten(self, session_id: int) -> None:
-        """Drop what may still come."""
-        self._listeners.pop(session_id, None)
 
     async def ask_load(self) -> Load:
         """The replica's load now; the last one heard of when it does not answer soon."""
@@ -247,7 +228,7 @@ class ReplicaLink(Generic[ItemT, ResultT]):
             for task in (writer, reader, watch):
                 task.cancel()
             await asyncio.gather(writer, reader, watch, return_exceptions=True)
-            self._fail_waiting()
+            self.answers.fail_all(LinkLostError(f"the stream to the {self} was lost"))
 
     async def _read(self, call: Any, silence: Silence) -> str:
         """Hand out answers until the other side ends the stream, or computes no more; which of both."""
@@ -259,31 +240,13 @@ class ReplicaLink(Generic[ItemT, ResultT]):
             if self.load.frozen:
                 return _FROZEN
             for result in response.results:
-                if result.WhichOneof("outcome") == "hidden_states":
-                    self._take_hidden_states(result)
-                    continue
-                future = self._waiting.pop(answer_key(result.stamp), None)
-                if future is not None and not future.done():
-                    future.set_result(result)
-                elif result.WhichOneof("outcome") != "closed":
-                    self.num_dropped_results += 1
+                self.answers.take(result)
         return "the stream was ended by the other side"
 
     def _take_load(self, load: Load) -> None:
         was_leaving, self.load = self.is_leaving, load
         if self.is_leaving != was_leaving:
             self.on_change()
-
-    def _take_hidden_states(self, result: Any) -> None:
-        """To whoever listens; what cannot be rows is as if it had never come."""
-        take = self._listeners.get(result.stamp.session_id)
-        if take is None:
-            self.num_dropped_results += 1
-            return
-        try:
-            take(codec.hidden_states_from_proto(result.hidden_states))
-        except ItemError as error:
-            _log.error("%s: session %d: %s", self, result.stamp.session_id, error)
 
     async def _write(self, call: Any) -> None:
         """Write whatever has gathered, in as few messages as hold it, whenever there is something.
@@ -310,25 +273,7 @@ class ReplicaLink(Generic[ItemT, ResultT]):
 
     def _refuse(self, item: ItemT, error: ItemError) -> None:
         """Answer an item that cannot be sent."""
-        future = self._waiting.pop(answer_key(item.stamp), None)
-        if future is not None:
-            _fail(future, error)
-
-    def _fail_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            _fail(future, LinkLostError(f"the stream to the {self} was lost"))
-
-
-def _fail(future: "asyncio.Future[ResultT]", error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
-        future.exception()  # whoever waited may be gone
-
-
-def answer_key(stamp: Any) -> AnswerKey:
-    """Under which the answer to an item with this stamp is waited for."""
-    return stamp.session_id, stamp.epoch, stamp.round
+        self.answers.fail(answer_key(item.stamp), error)
 
 
 TargetLink: TypeAlias = ReplicaLink[target_pb2.VerifyItem, target_pb2.VerifyResult]

@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable
 from typing import Generic, Protocol
 
+from orchestrator.expected_answers import AnswerKey, answer_key
 from orchestrator.replica_api import ItemT, ResultT
-from orchestrator.replica_link import AnswerKey, LinkLostError, ReplicaLink, answer_key
+from orchestrator.replica_link import LinkLostError, ReplicaLink
 from orchestrator.sequence import Sequence
 from tandem import codec
 from tandem.types import ErrorCode, ItemError, SessionId, Stamp
@@ -183,7 +184,7 @@ class SessionHandle(Generic[ItemT, ResultT]):
         if link is None:
             return
         for key in self._asked:
-            link.forget(key)
+            link.answers.forget(key)
         self._asked.clear()
         if self._is_there and self._generation == link.generation and link.is_up:  # else freed with its stream
             item = self._item(link, sequence, self.epoch, sequence.round + 1)

@@ -177,7 +177,7 @@ def test_answers_nobody_waits_for_are_counted_and_dropped() -> None:
         async with linked(FakeTarget(answers)) as link:
             await link.wait_up(10)
             assert (await answer(link.request(item(1)))).verdict.token_ids == [1]
-            await until(lambda: link.num_dropped_results == 2)
+            await until(lambda: link.answers.num_dropped == 2)
             assert (await answer(link.request(item(2)))).verdict.token_ids == [2]
 
     asyncio.run(scenario())
@@ -190,10 +190,10 @@ def test_a_forgotten_answer_comes_late_and_harms_nobody() -> None:
             await link.wait_up(10)
             future = link.request(item(1))
             await until(lambda: len(target.messages) == 1)
-            link.forget((1, 1, 1))
+            link.answers.forget((1, 1, 1))
             assert future.cancelled()
             target.push.put_nowait(pb.VerifyResponse(results=echo([item(1)])))
-            await until(lambda: link.num_dropped_results == 1)
+            await until(lambda: link.answers.num_dropped == 1)
             assert link.is_up
 
     asyncio.run(scenario())
