@@ -31,6 +31,8 @@ class StoppedLoop(asyncio.SelectorEventLoop):
 class HeldCompute:
     """In place of a `ComputeThread`: a batch is computed, and then delivered, when the test says so."""
 
+    is_frozen = False
+
     def __init__(self) -> None:
         self.is_free = False  # nothing is held back
         self._go: asyncio.Event | None = None  # of what is held back now

@@ -289,6 +289,7 @@ def test_status_says_which_service_is_gone_and_generation_goes_on_without_drafts
         draft.process.kill()
         draft.process.wait(timeout=HANG_S)
         deadline = time.monotonic() + HANG_S
-        while "draft        ngram: NOT CONNECTED" not in tandem("status", "--address", address).stdout:
+        gone = f"draft        {cluster.addresses['draft']} ngram: NOT CONNECTED"
+        while gone not in tandem("status", "--address", address).stdout:
             assert time.monotonic() < deadline
         assert tandem("generate", "hello", "--address", address, "--max-tokens", "4").returncode == 0
