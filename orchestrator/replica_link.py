@@ -131,13 +131,6 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         if not self.is_up:
             raise LinkLostError(self.why_not())
 
-    async def wait_up(self, timeout_s: float) -> None:
-        """Return once there is a stream; LinkLostError after the timeout."""
-        try:
-            await asyncio.wait_for(self._up.wait(), timeout_s)
-        except TimeoutError:
-            raise LinkLostError(self.why_not()) from None
-
     def request(self, item: ItemT) -> "asyncio.Future[ResultT]":
         """Send an item; the future of its answer. LinkLostError without a stream.
 

@@ -72,9 +72,8 @@ class SessionHandle(Generic[ItemT, ResultT]):
         self._is_there = False  # opened, and not closed: the replica may have it, even if not as we do
         self._asked: set[AnswerKey] = set()
         self._avoided: set[ReplicaLink[ItemT, ResultT]] = set()  # where this session could not be served
-        self.fits: Callable[[ReplicaLink[ItemT, ResultT]], bool] = lambda _: (
-            True
-        )  # what replica it may be opened on
+        # Whether the session may be opened on a replica.
+        self.fits: Callable[[ReplicaLink[ItemT, ResultT]], bool] = lambda _: True
 
     def __str__(self) -> str:
         return str(self.link or self._places)

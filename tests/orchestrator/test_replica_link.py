@@ -98,7 +98,7 @@ def test_items_of_one_turn_travel_in_one_message_and_each_gets_its_own_answer() 
     async def scenario() -> None:
         target = FakeTarget()
         async with linked(target) as link:
-            await link.wait_up(10)
+            await link.wait_checked(10)
             futures = [link.request(item(1, session_id)) for session_id in range(100)]
             answers = [await answer(future) for future in futures]
         assert [result.stamp.session_id for result in answers] == list(range(100))
@@ -115,7 +115,7 @@ def test_messages_are_bounded_in_items_and_in_bytes(monkeypatch: pytest.MonkeyPa
     async def scenario() -> None:
         target = FakeTarget()
         async with linked(target) as link:
-            await link.wait_up(10)
+            await link.wait_checked(10)
             futures = [link.request(item(1, session_id)) for session_id in range(20)]
             large = item(2)
             large.verify.proposal.draft_token_ids.extend(range(200, 500))
@@ -135,7 +135,7 @@ def test_an_item_that_no_message_holds_fails_by_name_and_the_stream_goes_on(
     async def scenario() -> None:
         target = FakeTarget()
         async with linked(target) as link:
-            await link.wait_up(10)
+            await link.wait_checked(10)
             large = item(2)
             large.verify.proposal.draft_token_ids.extend(range(200, 500))
             futures = [link.request(one) for one in (item(1), large, item(3))]
@@ -153,7 +153,7 @@ def test_opens_with_long_prompts_travel_in_several_messages() -> None:
     async def scenario() -> None:
         target = FakeTarget()
         async with linked(target) as link:
-            await link.wait_up(10)
+            await link.wait_checked(10)
             items = []
             for session_id in range(40):
                 opening = pb.VerifyItem(stamp=item(0, session_id).stamp)
@@ -175,7 +175,7 @@ def test_answers_nobody_waits_for_are_counted_and_dropped() -> None:
 
     async def scenario() -> None:
         async with linked(FakeTarget(answers)) as link:
-            await link.wait_up(10)
+            await link.wait_checked(10)
             assert (await answer(link.request(item(1)))).verdict.token_ids == [1]
             await until(lambda: link.answers.num_dropped == 2)
             assert (await answer(link.request(item(2)))).verdict.token_ids == [2]
@@ -187,7 +187,7 @@ def test_a_forgotten_answer_comes_late_and_harms_nobody() -> None:
     async def scenario() -> None:
         target = FakeTarget(lambda items: [])
         async with linked(target) as link:
-            await link.wait_up(10)
+            await link.wait_checked(10)
             future = link.request(item(1))
             await until(lambda: len(target.messages) == 1)
             link.answers.forget((1, 1, 1))
@@ -203,14 +203,14 @@ def test_a_lost_stream_fails_what_was_asked_on_it_and_a_new_generation_takes_ove
     async def scenario() -> None:
         target = FakeTarget(lambda items: [])
         async with linked(target) as link:
-            await link.wait_up(10)
+            await link.wait_checked(10)
             assert link.generation == 1
             future = link.request(item(1))
             await until(lambda: len(target.messages) == 1)
             target.hang_up()
             with pytest.raises(LinkLostError, match=r"target service at 127\.0\.0\.1"):
                 await answer(future)
-            await link.wait_up(10)
+            await link.wait_checked(10)
             assert link.generation == 2
             target.answers = echo
             assert (await answer(link.request(item(2)))).verdict.token_ids == [2]
@@ -252,7 +252,7 @@ def test_the_handshake_is_repeated_at_every_connect() -> None:
     async def scenario() -> None:
         target = FakeTarget()
         async with linked(target, lambda info: seen.append(info.model.vocab_size)) as link:
-            await link.wait_up(10)
+            await link.wait_checked(10)
             target.model.vocab_size = 9
             target.hang_up()
             await until(lambda: link.generation == 2)
@@ -267,7 +267,7 @@ def test_closing_writes_what_is_queued_and_half_closes_the_stream() -> None:
     async def scenario() -> None:
         target = FakeTarget()
         async with linked(target) as link:
-            await link.wait_up(10)
+            await link.wait_checked(10)
             link.send(item(1))
             await link.close()
         assert [len(items) for items in target.messages] == [1]
@@ -287,7 +287,7 @@ def test_a_stream_on_which_nothing_comes_is_given_up_and_says_so() -> None:
     async def scenario() -> None:
         target = FakeTarget(lambda _: [])
         async with linked(target, silence_s=0.2) as link:
-            await link.wait_up(10)
+            await link.wait_checked(10)
             future = link.request(item(1))
             await asyncio.wait([future], timeout=20)
             with pytest.raises(LinkLostError):
@@ -302,7 +302,7 @@ def test_a_replica_whose_engine_is_frozen_loses_its_sessions_and_is_not_used_unt
     async def scenario() -> None:
         target = FakeTarget(lambda _: [])
         async with linked(target) as link:
-            await link.wait_up(10)
+            await link.wait_checked(10)
             future = link.request(item(1))
             target.load = common_pb2.Load(frozen=True)
             target.push.put_nowait(pb.VerifyResponse(load=target.load))
@@ -312,6 +312,6 @@ def test_a_replica_whose_engine_is_frozen_loses_its_sessions_and_is_not_used_unt
             await until(lambda: "its engine is frozen" in link.why_not())
             assert not link.is_up
             target.load = common_pb2.Load()
-            await link.wait_up(10)
+            await link.wait_checked(10)
 
     asyncio.run(scenario())
