@@ -78,9 +78,10 @@ class ReplicaPool(Generic[ItemT, ResultT]):
 
     async def wait_checked(self, timeout_s: float) -> None:
         """Return once one replica is connected; HandshakeError if all are refused, LinkLostError after the timeout."""
-        links = self.links
-        if not links:
-            raise LinkLostError(self.why_none())
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        while not self.links:  # a name may have no address before its first replica is ready
+            await self._wait_for_change(deadline_s)
+        links, timeout_s = self.links, deadline_s - asyncio.get_running_loop().time()
         waits = {asyncio.create_task(link.wait_checked(timeout_s)) for link in links}
         try:
             for ended in asyncio.as_completed(waits):
@@ -113,11 +114,7 @@ class ReplicaPool(Generic[ItemT, ResultT]):
         """`choose` as soon as it finds one; LinkLostError after the timeout."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         while (link := self.choose(fits)) is None:
-            try:
-                async with asyncio.timeout_at(deadline_s):
-                    await self._changed.wait()
-            except TimeoutError:
-                raise LinkLostError(self.why_none()) from None
+            await self._wait_for_change(deadline_s)
         return link
 
     def why_none(self) -> str:
@@ -157,6 +154,7 @@ class ReplicaPool(Generic[ItemT, ResultT]):
                 link = self._links[address] = self._make_link(address)
                 link.on_change = self._notify
                 link.start()
+                self._notify()
 
     def _give_up(self, link: ReplicaLink[ItemT, ResultT]) -> None:
         link.is_retired = True
@@ -173,6 +171,14 @@ class ReplicaPool(Generic[ItemT, ResultT]):
                     await self._changed.wait()
         await link.close()
         self._leaving.discard(link)
+
+    async def _wait_for_change(self, deadline_s: float) -> None:
+        """Until there may be another choice; LinkLostError after the deadline of the loop's clock."""
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                await self._changed.wait()
+        except TimeoutError:
+            raise LinkLostError(self.why_none()) from None
 
     def _notify(self) -> None:
         """Whoever waits looks again."""

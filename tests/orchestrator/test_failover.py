@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from engine.backends.toy_backend import ToyEngine
+from orchestrator.pools import PoolTimes, target_pool
+from orchestrator.replica_link import LinkLostError
 from orchestrator.server import OrchestratorSettings
 from orchestrator.target_session import TargetPatience
 from tandem.client import Generation, TandemError
@@ -15,7 +17,15 @@ from tandem.prompt_lookup import PromptLookup
 from target_service.limits import Limits
 from tests.orchestrator.fakes import until
 from tests.orchestrator.pooled import Pooled, pooled
-from tests.orchestrator.services import TARGET_LOGITS, VOCAB, self_draft, toy_engine
+from tests.orchestrator.services import (
+    QUICK,
+    TARGET_LOGITS,
+    VOCAB,
+    VOCABULARY,
+    replicas,
+    self_draft,
+    toy_engine,
+)
 
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 COUPLED: dict[str, Any] = {"temperature": 0.9, "frequency_penalty": 0.3, "seed": 11}
@@ -204,6 +214,27 @@ def test_replicas_that_are_named_later_are_used() -> None:
             cluster.named["target"].append(later)
             await until(lambda: cluster.target_pool.num_up == 2)
             await cluster.client.complete("abc", max_tokens=5)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_at_its_start_it_waits_for_a_name_to_have_an_address() -> None:
+    async def scenario() -> None:
+        async with replicas(None) as (target, _):
+            named: list[str] = []
+
+            async def find() -> tuple[str, ...]:
+                return tuple(named)
+
+            pool = target_pool(find, VOCABULARY, "toy", PoolTimes(find_s=0.02, backoff=QUICK))
+            await pool.start()
+            with pytest.raises(LinkLostError, match="there is no target service: none is named"):
+                await pool.wait_checked(0.1)
+            waiting = asyncio.create_task(pool.wait_checked(30))
+            named.append(target.address)
+            await waiting
+            assert pool.num_up == 1
+            await pool.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
