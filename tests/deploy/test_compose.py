@@ -1,61 +1,69 @@
-"""docker-compose.yml is valid, and every command in it is one this build understands."""
+"""The compose files are valid, can be scaled, and stop services no sooner than those stop by themselves."""
 
-import json
 import subprocess
-import sys
-from argparse import ArgumentParser
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from draft_service.__main__ import build_parser as draft_parser
-from draft_service.proposers.registry import proposer_names
-from orchestrator.__main__ import build_parser as orchestrator_parser
-from tandem.models import REGISTRY
-from target_service.__main__ import build_parser as target_parser
-
-ROOT = Path(__file__).resolve().parents[2]
-BIN = Path(sys.executable).parent
-COMPOSE_FILE = ROOT / "docker-compose.yml"
+from tests.deploy.files import BIN, COMPOSE, COMPOSE_GPU, PARSERS, compose_config, parsed
 
 
-def compose_config() -> dict[str, Any]:
-    """The file as compose itself resolves it; no daemon is needed."""
-    command = [str(BIN / "docker-compose"), "-f", str(COMPOSE_FILE), "config", "--format", "json"]
-    printed = subprocess.run(command, check=True, capture_output=True, env={"PATH": "/usr/bin", "HOME": "/tmp"})
-    return dict(json.loads(printed.stdout))
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    return dict(compose_config(COMPOSE)["services"])
 
 
-def test_the_compose_file_meets_the_compose_specification() -> None:
-    command = [str(BIN / "check-jsonschema"), "--builtin-schema", "vendor.compose-spec", str(COMPOSE_FILE)]
+@pytest.mark.parametrize("path", [COMPOSE, COMPOSE_GPU], ids=lambda path: path.name)
+def test_a_compose_file_meets_the_compose_specification(path: Any) -> None:
+    command = [str(BIN / "check-jsonschema"), "--builtin-schema", "vendor.compose-spec", str(path)]
     subprocess.run(command, check=True, capture_output=True)
 
 
-def test_the_three_services_are_there_with_health_and_only_loopback_is_published() -> None:
-    config = compose_config()
-    for name in ("target", "draft", "orchestrator"):
-        assert config["services"][name]["healthcheck"]["test"][:3] == ["CMD", "tandem", "health"]
-    published = [port for service in config["services"].values() for port in service.get("ports", [])]
-    assert [port["host_ip"] for port in published] == ["127.0.0.1"]
+def test_the_three_services_have_health_checks_of_their_own_address(services: dict[str, Any]) -> None:
+    for name in PARSERS:
+        port = parsed(name, services[name]["command"]).address.rpartition(":")[2]
+        check = ["CMD", "tandem", "health", "--address", f"127.0.0.1:{port}"]
+        assert services[name]["healthcheck"]["test"] == check
 
 
-@pytest.mark.parametrize(
-    ("service", "build_parser"),
-    [("target", target_parser), ("draft", draft_parser), ("orchestrator", orchestrator_parser)],
-)
-def test_the_command_of_each_service_parses(service: str, build_parser: Callable[[], ArgumentParser]) -> None:
-    command = compose_config()["services"][service]["command"]
-    assert command[:3] == ["tandem", "serve", service]
-    options = build_parser().parse_args(command[3:])
-    assert options.address.startswith("0.0.0.0:")
-    assert options.insecure
+def test_only_the_orchestrator_is_published_and_on_loopback_alone(services: dict[str, Any]) -> None:
+    published = {name: service["ports"] for name, service in services.items() if service.get("ports")}
+    assert published.keys() == {"orchestrator"}
+    (port,) = published["orchestrator"]
+    assert port["host_ip"] == "127.0.0.1"
+    assert f"0.0.0.0:{port['target']}" == parsed("orchestrator", services["orchestrator"]["command"]).address
 
 
-def test_the_proposer_and_the_model_of_the_compose_file_exist() -> None:
-    services = compose_config()["services"]
-    assert draft_parser().parse_args(services["draft"]["command"][3:]).proposer in proposer_names()
-    assert services["model"]["command"][3] in REGISTRY
-    for name, build_parser in (("target", target_parser), ("orchestrator", orchestrator_parser)):
-        assert build_parser().parse_args(services[name]["command"][3:]).model in REGISTRY
+def test_scaled_services_have_neither_a_port_nor_a_name_that_there_can_be_only_one_of(
+    services: dict[str, Any],
+) -> None:
+    for name in ("target", "draft"):
+        assert "ports" not in services[name]
+        assert "container_name" not in services[name]
+        assert "hostname" not in services[name]
+
+
+def test_compose_waits_for_longer_than_a_service_takes_to_stop(services: dict[str, Any]) -> None:
+    for name in PARSERS:
+        grace_s = parsed(name, services[name]["command"]).grace
+        waits_s = float(services[name]["stop_grace_period"].removesuffix("s"))
+        assert waits_s > (grace_s if name == "orchestrator" else 2 * grace_s)
+        assert services[name]["init"] is True
+        assert services[name]["restart"] == "unless-stopped"
+
+
+def test_the_key_value_memory_fits_into_the_memory_that_the_target_may_take(services: dict[str, Any]) -> None:
+    limits = {name: int(services[name]["deploy"]["resources"]["limits"]["memory"]) for name in PARSERS}
+    assert 4 * parsed("target", services["target"]["command"]).kv_memory <= limits["target"]
+    assert sum(limits.values()) <= 5 * 2**30  # of a laptop
+
+
+def test_the_override_for_gpus_changes_nothing_but_the_reservations_of_the_model_services() -> None:
+    plain, merged = compose_config(COMPOSE), compose_config(COMPOSE, COMPOSE_GPU)
+    for name in ("target", "draft"):
+        reservations = merged["services"][name]["deploy"]["resources"].pop("reservations")
+        (device,) = reservations.pop("devices")
+        assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+        assert reservations == {}
+    merged.pop("x-gpu")
+    assert merged == plain
