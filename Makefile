@@ -17,7 +17,7 @@ test: $(READY)
 
 # No model files, no processes of the whole system, the short form of what is marked slow.
 unit: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not model and not slow" --ignore tests/e2e
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not model and not slow" --ignore tests/e2e --ignore tests/clients
 
 check: $(READY)
 	$(BIN)/ruff format --check .

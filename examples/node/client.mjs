@@ -1,0 +1,138 @@
+// A client of Tandem in Node.js: streams, cancels, shows errors with their status, and goes on when its orchestrator is
+// lost. `generate` is all that an application needs; what follows it is a command line.
+
+import process from "node:process";
+import { setTimeout as sleep } from "node:timers/promises";
+import { fileURLToPath, pathToFileURL } from "node:url";
+import { parseArgs } from "node:util";
+
+import grpc from "@grpc/grpc-js";
+import protoLoader from "@grpc/proto-loader";
+
+const PROTOS = fileURLToPath(new URL("../../protos", import.meta.url));
+// 64-bit numbers, such as seeds, are more than a JavaScript number can hold: they are strings here.
+const definition = protoLoader.loadSync("tandem/orchestrator/v1/orchestrator.proto", {
+  includeDirs: [PROTOS],
+  keepCase: true,
+  longs: String,
+  enums: String,
+  defaults: true,
+  oneofs: true,
+});
+const { OrchestratorService } = grpc.loadPackageDefinition(definition).tandem.orchestrator.v1;
+
+const CHANNEL_OPTIONS = {
+  "grpc.keepalive_time_ms": 20_000,
+  "grpc.keepalive_timeout_ms": 10_000,
+  "grpc.enable_http_proxy": 0,
+};
+const FIRST_WAIT_MS = 100;
+const LONGEST_WAIT_MS = 3_000;
+
+/**
+ * The events of one GenerateRequest as they come: `started`, then chunks, and a `complete` for each answer.
+ *
+ * UNAVAILABLE is asked again, of the next address, with what has arrived: nothing comes twice, and under the policies
+ * `greedy` and `coupled` the tokens are those of an answer that was never cut off. Every other status is thrown, as is
+ * UNAVAILABLE after `tries` calls in a row without a token. `signal` cancels, and so does leaving the loop: the services
+ * forget the request within a round.
+ */
+export async function* generate(addresses, request, { signal, tries = 12 } = {}) {
+  const arrived = new Map(); // token ids by sample index
+  const told = new Set(); // what is said once, though every call says it
+  let failures = 0;
+  for (let number = 0; ; number++) {
+    try {
+      for await (const message of call(addresses[number % addresses.length], request, signal)) {
+        if (message.event === "started") {
+          request = { ...request, sampling: { ...request.sampling, seed: message.started.seed } };
+        } else if (message.event === "chunk") {
+          const { sample_index: index, token_ids: ids } = message.chunk;
+          arrived.set(index, [...(arrived.get(index) ?? []), ...ids]);
+          failures = 0;
+        }
+        const once = message.event === "chunk" ? null : `${message.event} ${message.complete?.sample_index}`;
+        if (!told.has(once)) yield message;
+        if (once) told.add(once);
+      }
+      return;
+    } catch (error) {
+      failures += 1;
+      if (error.code !== grpc.status.UNAVAILABLE || failures >= tries) throw error;
+    }
+    const resume = [...arrived].map(([sample_index, token_ids]) => ({ sample_index, token_ids }));
+    request = { ...request, resume };
+    const wait = Math.min(FIRST_WAIT_MS * 2 ** (failures - 1), LONGEST_WAIT_MS);
+    await sleep(wait * (0.5 + Math.random()), undefined, { signal });
+  }
+}
+
+/** The messages of one call; it is cancelled when they are not read to the end. */
+async function* call(address, request, signal) {
+  signal?.throwIfAborted();
+  const client = new OrchestratorService(address, grpc.credentials.createInsecure(), CHANNEL_OPTIONS);
+  const stream = client.Generate(request);
+  const cancel = () => stream.cancel();
+  stream.on("error", () => {}); // thrown by the loop below; one that comes after it is nobody's
+  signal?.addEventListener("abort", cancel, { once: true });
+  try {
+    yield* stream;
+  } finally {
+    signal?.removeEventListener("abort", cancel);
+    cancel();
+    client.close();
+  }
+}
+
+const OPTIONS = {
+  address: { type: "string", default: "127.0.0.1:50050" }, // HOST:PORT,... of orchestrators with the same models
+  seed: { type: "string" },
+  temperature: { type: "string" },
+  "max-tokens": { type: "string" },
+  "ignore-eos": { type: "boolean", default: false },
+  n: { type: "string" },
+  tries: { type: "string", default: "12" }, // calls in a row without a token
+  "cancel-after": { type: "string" }, // so many chunks
+  json: { type: "boolean", default: false }, // every event as a line of JSON
+};
+
+/** What the options say, with what they leave out left to the server. */
+function toRequest(text, options) {
+  return {
+    text,
+    n: options.n,
+    sampling: { seed: options.seed, temperature: options.temperature },
+    stopping: { max_tokens: options["max-tokens"], ignore_eos: options["ignore-eos"] },
+  };
+}
+
+async function main() {
+  const { values: options, positionals } = parseArgs({ options: OPTIONS, allowPositionals: true });
+  const cancelling = new AbortController();
+  process.once("SIGINT", () => cancelling.abort());
+  let numChunks = 0;
+  const settings = { signal: cancelling.signal, tries: Number(options.tries) };
+  for await (const message of generate(options.address.split(","), toRequest(positionals.join(" "), options), settings)) {
+    if (options.json) console.log(JSON.stringify(message));
+    else if (message.event === "chunk") process.stdout.write(message.chunk.text);
+    else if (message.event === "complete") console.error(`\n${summary(message.complete)}`);
+    if (message.event === "chunk" && ++numChunks === Number(options["cancel-after"])) cancelling.abort();
+  }
+}
+
+function summary({ finish_reason: reason, usage, speculation }) {
+  const { num_accepted: accepted, num_draft_tokens: drafts } = speculation;
+  return `${usage.num_completion_tokens} tokens, ${reason}; ${accepted} of ${drafts} drafts accepted`;
+}
+
+function describe(error) {
+  if (error.name === "AbortError") return "CANCELLED";
+  return `${grpc.status[error.code] ?? error.name}: ${error.details ?? error.message}`;
+}
+
+if (import.meta.url === pathToFileURL(process.argv[1] ?? "").href) {
+  main().catch((error) => {
+    console.error(describe(error));
+    process.exitCode = 1;
+  });
+}
