@@ -17,6 +17,7 @@ from tandem.draft.v1 import draft_pb2_grpc
 from tandem.serving.channels import MAX_INNER_MESSAGE_BYTES
 from tandem.serving.compute import ComputeThread
 from tandem.serving.life import run_server
+from tandem.serving.metrics_server import serving_metrics
 from tandem.serving.options import (
     add_freeze_argument,
     add_server_arguments,
@@ -101,12 +102,13 @@ async def _serve(options: argparse.Namespace, loaded: tuple[Proposer, ComputeThr
         draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(service), server)
 
     try:
-        await run_server(
-            settings,
-            register,
-            on_drain=lambda: service.drain(options.grace),
-            is_healthy=lambda: not service.batcher.is_frozen,
-        )
+        async with serving_metrics(service.metrics.all, options.metrics_address, insecure=options.insecure):
+            await run_server(
+                settings,
+                register,
+                on_drain=lambda: service.drain(options.grace),
+                is_healthy=lambda: not service.batcher.is_frozen,
+            )
     finally:
         await service.batcher.aclose()
 

@@ -40,12 +40,21 @@ class WaitingRound:
 class Batcher:
     """Owns the proposer. All methods run on the event loop; the compute thread gets frozen inputs."""
 
-    def __init__(self, proposer: Proposer, vocab_size: int, max_batch: int, compute: ComputeThread) -> None:
+    def __init__(
+        self,
+        proposer: Proposer,
+        vocab_size: int,
+        max_batch: int,
+        compute: ComputeThread,
+        computed: Callable[[int, float], None],
+    ) -> None:
+        """`computed` hears of every batch: how many rounds it had, and its seconds."""
         self.usage: DraftKvUsage | None = proposer.kv_usage()  # after the last batch
         self._proposer = proposer
         self._vocab_size = vocab_size
         self._max_batch = max_batch
         self._compute = compute
+        self._computed = computed
         self._waiting: list[WaitingRound] = []
         self._forgotten: list[SessionKey] = []
         self._worker: asyncio.Task[None] | None = None
@@ -92,6 +101,8 @@ class Batcher:
             items = [waiting.item for waiting in batch]
             answers, self.usage = await self._compute.run(self._run_proposer, forgotten, items)
             ended_s = now_s()
+            if batch:
+                self._computed(len(batch), ended_s - started_s)
             unfinished = []
             for waiting, answer in zip(batch, answers, strict=True):
                 worked_on = replace(waiting, computed_s=waiting.computed_s + ended_s - started_s)

@@ -16,6 +16,7 @@ from itertools import count
 from draft_service.batcher import Answer, Batcher, WaitingRound
 from draft_service.leases import Leases
 from draft_service.limits import DraftLimits, Offer
+from draft_service.metrics import DraftMetrics
 from draft_service.proposers.base import DraftKvUsage, ProposeInput, Proposer, SessionKey
 from draft_service.sessions import Session, SessionTable, Step, checked_tokens
 from engine.backends.base import KvUsage
@@ -53,7 +54,8 @@ class DraftService:
 
     def __init__(self, proposer: Proposer, limits: DraftLimits, compute: ComputeThread) -> None:
         self.offer = Offer(limits, proposer.capabilities)
-        self.batcher = Batcher(proposer, self.offer.vocab_size, limits.max_batch, compute)
+        self.metrics = DraftMetrics(lambda: self.load)
+        self.batcher = Batcher(proposer, self.offer.vocab_size, limits.max_batch, compute, self.metrics.steps.count)
         self.leases = Leases(limits.session_lease_s, self._tables, self.forget)
         self._num_stale = 0
         self._keys = count(1)
@@ -167,7 +169,7 @@ class DraftStream:
 
     def answering(self, stamp: Stamp) -> AbstractContextManager[None]:
         """Turn whatever goes wrong inside into the item's answer."""
-        return answering(stamp, lambda error: self.outbox.put(Result(stamp, error)), self._service.count_stale)
+        return answering(stamp, lambda error: self._refuse(stamp, error), self._service.count_stale)
 
     def open_session(self, stamp: Stamp, spec: SessionSpec, arrived_s: float) -> None:
         """Take a session up, or answer a repeat; an earlier epoch of it is freed."""
@@ -230,6 +232,11 @@ class DraftStream:
         sessions, self.table = self.table.sessions, SessionTable(self._service.new_key)
         self._service.stream_ended(self, [session.key for session in sessions])
 
+    def _refuse(self, stamp: Stamp, error: ItemError) -> None:
+        """Answer an item with what is wrong with it."""
+        self._service.metrics.count_error(error)
+        self.outbox.put(Result(stamp, error))
+
     def _submit(
         self, session: Session, stamp: Stamp, num_draft_tokens: int, arrived_s: float, deadline_s: float | None
     ) -> None:
@@ -276,4 +283,8 @@ class DraftStream:
         """Record and send a round's answer, if it is still wanted."""
         if self._is_wanted(session, stamp):
             session.answer, session.used_s = answer, asyncio.get_running_loop().time()
+            if isinstance(answer, Proposal):
+                self._service.metrics.count_proposal(answer, timing)
+            else:
+                self._service.metrics.count_error(answer)
             self.outbox.put(Result(stamp, answer, timing))

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import contextlib
+import os
 import sys
 
 from orchestrator.addresses import find_addresses
@@ -10,6 +11,7 @@ from orchestrator.pools import DraftPool, PoolTimes, TargetPool, draft_pool, tar
 from orchestrator.replica_link import HandshakeError, LinkLostError
 from orchestrator.server import SERVICE_NAME, OrchestratorServicer, OrchestratorSettings
 from orchestrator.target_session import TargetPatience
+from orchestrator.tracing import tracer_from_environment
 from tandem.defaults import MAX_SESSIONS, NUM_DRAFT_TOKENS
 from tandem.models.registry import ModelNotFoundError, resolve_model
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
@@ -17,9 +19,10 @@ from tandem.prompt_lookup import PromptLookup
 from tandem.serving.channels import (
     MAX_APPLICATION_MESSAGE_BYTES,
     AddressError,
-    check_bind_address,
 )
-from tandem.serving.life import PortInUseError, configure_logging, run_server
+from tandem.serving.life import PortInUseError, run_server
+from tandem.serving.logs import configure_logging, say_cannot_start
+from tandem.serving.metrics_server import serving_metrics
 from tandem.serving.options import (
     add_server_arguments,
     make_parser,
@@ -28,6 +31,7 @@ from tandem.serving.options import (
     seconds,
     server_settings,
 )
+from tandem.serving.start import check_addresses
 from tandem.vocabulary import Vocabulary, VocabularyError
 
 # Of prompt lookup in the draft service's place: a match of one token is right too seldom.
@@ -38,7 +42,7 @@ _DRAFT_WAIT_S = 3.0  # for a draft service that would have to be refused; one th
 def main(arguments: list[str] | None = None) -> int:
     """Serve until a signal; 2 after one line on standard error when it cannot start."""
     options = build_parser().parse_args(arguments)
-    configure_logging("orchestrator", options.log_level)
+    configure_logging("orchestrator", options.log_level, options.log_format)
     try:
         asyncio.run(_serve(options))
     except (
@@ -50,19 +54,20 @@ def main(arguments: list[str] | None = None) -> int:
         PortInUseError,
         VocabularyError,
     ) as error:
-        sys.stderr.write(f"orchestrator: cannot start: {error}\n")
+        say_cannot_start("orchestrator", error)
         return 2
     return 0
 
 
 async def _serve(options: argparse.Namespace) -> None:
-    check_bind_address(options.address, insecure=options.insecure)
+    check_addresses(options)
     find_targets = find_addresses(options.target)
     find_drafts = None if options.draft is None else find_addresses(options.draft)
     vocabulary, name = _load_vocabulary(options)
     times = PoolTimes(options.lookup_interval, options.silence_timeout)
     targets = target_pool(find_targets, vocabulary, name, times)
     drafts = None if find_drafts is None else draft_pool(find_drafts, vocabulary, name, targets, times)
+    tracer = tracer_from_environment(os.environ)
     try:
         await _connect(targets, drafts, options.connect_timeout)
         settings = OrchestratorSettings(
@@ -72,15 +77,17 @@ async def _serve(options: argparse.Namespace) -> None:
             max_requests=options.max_requests,
             target_patience=TargetPatience(options.target_timeout, options.reconnect_timeout),
         )
-        servicer = OrchestratorServicer(vocabulary, targets, drafts, settings)
-        await run_server(
-            server_settings(options, SERVICE_NAME, MAX_APPLICATION_MESSAGE_BYTES),
-            lambda server: orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server),
-        )
+        servicer = OrchestratorServicer(vocabulary, targets, drafts, settings, tracer)
+        async with serving_metrics(servicer.metrics.all, options.metrics_address, insecure=options.insecure):
+            await run_server(
+                server_settings(options, SERVICE_NAME, MAX_APPLICATION_MESSAGE_BYTES),
+                lambda server: orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server),
+            )
     finally:
         for pool in (targets, drafts):
             if pool is not None:
                 await pool.close()
+        await asyncio.to_thread(tracer.close)
 
 
 async def _connect(targets: TargetPool, drafts: DraftPool | None, timeout_s: float) -> None:

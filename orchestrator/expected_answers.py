@@ -85,7 +85,7 @@ class ExpectedAnswers(Generic[ResultT]):
         try:
             take(codec.hidden_states_from_proto(result.hidden_states))
         except ItemError as error:
-            _log.error("%s: session %d: %s", self._replica, result.stamp.session_id, error)
+            _log.error("%s: %s", self._replica, error, extra={"session_id": result.stamp.session_id})
 
 
 def _fail(future: "asyncio.Future[ResultT]", error: Exception) -> None:

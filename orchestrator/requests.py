@@ -61,6 +61,13 @@ class CheckedRequest:
     resumed: Mapping[int, tuple[int, ...]]  # by sample index: tokens that there are already
 
 
+def request_id_of(request: pb.GenerateRequest) -> str:
+    """Its name; one that has none is given one, which it keeps."""
+    if not request.request_id:
+        request.request_id = f"req-{secrets.token_hex(8)}"
+    return request.request_id
+
+
 def check_answers(request: pb.GenerateRequest, max_requests: int) -> range:
     """The sample indices of the answers asked for, one each; quick, and all that admission needs to know.
 
@@ -96,7 +103,7 @@ def check_request(request: pb.GenerateRequest, offer: Offer) -> CheckedRequest:
     check_session(spec, offer.vocab_size, offer.max_context)
     resumed = _resumed(request, spec, offer)
     return CheckedRequest(
-        request_id=request.request_id or f"req-{secrets.token_hex(8)}",
+        request_id=request_id_of(request),
         spec=spec,
         stops=tuple(request.stopping.stop),
         include_stop=request.stopping.include_stop_in_output,

@@ -58,6 +58,7 @@ class Sequence:
         self._started_at = clock() if started_at is None else started_at
         self._first_token_at: float | None = None
         self._last_token_at: float | None = None
+        self.last_round_s = 0.0  # from the tokens before to those of the last round; 0 for the first round
         self._spec = spec
         self._text = text
         self._num_draft_tokens = num_draft_tokens
@@ -141,7 +142,8 @@ class Sequence:
         num_accepted = min(verdict.num_accepted, num_drafted)
         self.stats.count_round(num_drafted, num_accepted)
         self.round += 1
-        self._last_token_at = self._clock()
+        before, self._last_token_at = self._last_token_at, self._clock()
+        self.last_round_s = 0.0 if before is None else self._last_token_at - before
         if self._first_token_at is None:
             self._first_token_at = self._last_token_at
             self.num_cached_tokens = min(verdict.num_cached_tokens, self.num_prompt_tokens)

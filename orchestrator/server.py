@@ -1,46 +1,48 @@
 """The service applications call: from a request to a stream of rounds."""
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
 
 import grpc
 
 from orchestrator import messages, speculative_loop
 from orchestrator.admission import Admission
 from orchestrator.answers import interleaved
+from orchestrator.call import Context, time_to_answer, traceparent_of
 from orchestrator.draft_session import DraftSession, NoDrafts
 from orchestrator.handshake import hidden_states_problem
 from orchestrator.hidden_relay import HiddenRelay
+from orchestrator.metrics import OrchestratorMetrics
 from orchestrator.pools import DraftPool, TargetPool
+from orchestrator.recording import AnswerRecord
 from orchestrator.replica_api import ReplicaInfo
 from orchestrator.replica_link import LinkLostError
-from orchestrator.requests import CheckedRequest, Offer, check_answers, check_request
-from orchestrator.sequence import BadVerdictError, Sequence
+from orchestrator.requests import CheckedRequest, Offer, check_answers, check_request, request_id_of
+from orchestrator.sequence import Sequence
 from orchestrator.session_handle import Deadline, SessionHandle
 from orchestrator.target_session import TargetPatience, TargetSession, not_reached
 from orchestrator.text_stream import TextStream
+from orchestrator.tracing import NoTracer, RequestSpan, Tracer
 from tandem.defaults import MAX_SESSIONS, NUM_DRAFT_TOKENS
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.prompt_lookup import PromptLookup
-from tandem.serving.errors import ServiceError
+from tandem.serving.errors import ServiceError, status_of
+from tandem.serving.logs import logging_about, trace_id_of
 from tandem.types import SessionId
-from tandem.validation import InvalidArgumentError
+from tandem.validation import MAX_REQUEST_ID_CHARS, InvalidArgumentError
 from tandem.vocabulary import Vocabulary
 
 _log = logging.getLogger(__name__)
 
 SERVICE_NAME = "tandem.orchestrator.v1.OrchestratorService"
 UNLIMITED_CONTEXT = 2**31 - 1  # of a target that names no limit
-_NOTICE_S, _NOTICE_SHARE = 0.05, 0.05  # of a call's time, whichever is less
-
-_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +60,42 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     """Serves applications over a pool of target replicas and, if there is one, one of draft replicas."""
 
     def __init__(
-        self, vocabulary: Vocabulary, targets: TargetPool, drafts: DraftPool | None, settings: OrchestratorSettings
+        self,
+        vocabulary: Vocabulary,
+        targets: TargetPool,
+        drafts: DraftPool | None,
+        settings: OrchestratorSettings,
+        tracer: Tracer | None = None,
     ) -> None:
+        """`tracer`: None traces nothing."""
         self._vocabulary = vocabulary
         self._targets = targets
         self._drafts = drafts
         self._settings = settings
         self._admission = Admission(settings.max_requests)
+        self._tracer: Tracer = tracer or NoTracer()
+        self.metrics = OrchestratorMetrics(targets, drafts, lambda: self._admission.num_running)
 
     async def Generate(  # noqa: N802 - the proto's name
-        self, request: pb.GenerateRequest, context: _Context
+        self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Started, then of each answer a chunk a round and complete; errors are statuses."""
         arrived_at = time.monotonic()
+        request_id = request_id_of(request)[:MAX_REQUEST_ID_CHARS]
+        span = self._tracer.start(traceparent_of(context), request_id)
+        logging_about(request_id=request_id, trace_id=trace_id_of(span.traceparent))
+        deadline = Deadline(time_to_answer(context))
+        async with aclosing(self._generate(request, span, deadline, arrived_at)) as events:
+            with self._counted(context, span):
+                async for event in events:
+                    yield event
+
+    async def _generate(
+        self, request: pb.GenerateRequest, span: RequestSpan, deadline: Deadline, arrived_at: float
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+        """A request's messages."""
         sample_indices = check_answers(request, self._settings.max_requests)
         with self._admission.places(len(sample_indices)):
-            deadline = Deadline(_time_to_answer(context))
             if deadline.is_over:
                 raise ServiceError(
                     grpc.StatusCode.DEADLINE_EXCEEDED, "the request's deadline had passed on arrival"
@@ -82,22 +104,12 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             checked = await asyncio.to_thread(check_request, request, offer)
             sequences = [self._sequence(checked, index, offer, arrived_at) for index in sample_indices]
             yield messages.started(checked, offer.model_id)
-            answers = [
-                _answer(self._vocabulary, sequence, *self._sessions(checked, offer, deadline, context))
-                for sequence in sequences
-            ]
-            try:
-                async with aclosing(interleaved(answers)) as events:
-                    async for event in events:
-                        yield event
-            except BadVerdictError as error:
-                _log.error("request %r: a verdict that cannot be: %s", checked.request_id, error)
-                raise ServiceError(grpc.StatusCode.INTERNAL, "internal error") from error
-            except ServiceError as error:
-                _log.info("request %r: %s: %s", checked.request_id, error.code.name, error)
-                raise
+            answers = [self._answer(sequence, checked, offer, deadline, span) for sequence in sequences]
+            async with aclosing(interleaved(answers)) as events:
+                async for event in events:
+                    yield event
 
-    async def GetInfo(self, request: pb.GetInfoRequest, context: _Context) -> pb.GetInfoResponse:  # noqa: N802, ARG002
+    async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.GetInfoResponse:  # noqa: N802, ARG002
         """What the replicas said at the last connect, and their loads now."""
         pools: list[TargetPool | DraftPool] = [pool for pool in (self._targets, self._drafts) if pool is not None]
         links = [link for pool in pools for link in pool.links]
@@ -106,6 +118,19 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             num_running_requests=self._admission.num_running,
             replicas=[messages.replica(link, load) for link, load in zip(links, loads, strict=True)],
         )
+
+    @contextlib.contextmanager
+    def _counted(self, context: Context, span: RequestSpan) -> Iterator[None]:
+        """Count the request by the status it ends with, and end its span."""
+        status = grpc.StatusCode.OK
+        try:
+            yield
+        except BaseException as error:
+            status = status_of(error, context)
+            raise
+        finally:
+            self.metrics.count_request(status)
+            span.end(status)
 
     async def _offer(self, deadline: Deadline) -> Offer:
         """What every target can serve now. Without one to ask, ServiceError UNAVAILABLE or DEADLINE_EXCEEDED."""
@@ -142,12 +167,34 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             raise InvalidArgumentError(f"resume of sample index {sample_index}", str(error)) from error
         return sequence
 
-    def _sessions(
-        self, checked: CheckedRequest, offer: Offer, deadline: Deadline, context: _Context
-    ) -> tuple[DraftSession | NoDrafts, TargetSession]:
-        """One answer's two sessions; they share an id."""
+    async def _answer(
+        self, sequence: Sequence, checked: CheckedRequest, offer: Offer, deadline: Deadline, span: RequestSpan
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+        """One answer's messages: a chunk a round, then complete."""
         session_id = SessionId(secrets.randbits(63))
-        traceparent = _traceparent(context)
+        logging_about(session_id=session_id)
+        _log.debug("begins answer %d", sequence.sample_index)
+        sessions = self._sessions(session_id, checked, offer, deadline, span.traceparent)
+        record = AnswerRecord(sequence, self.metrics, span)
+        try:
+            async with aclosing(speculative_loop.generate(sequence, *sessions)) as rounds:
+                async for output in rounds:
+                    record.round(output)
+                    yield messages.chunk(output, sequence.sample_index, self._vocabulary)
+        finally:
+            record.end()
+        record.complete()
+        yield messages.complete(sequence)
+
+    def _sessions(
+        self,
+        session_id: SessionId,
+        checked: CheckedRequest,
+        offer: Offer,
+        deadline: Deadline,
+        traceparent: str,
+    ) -> tuple[DraftSession | NoDrafts, TargetSession]:
+        """One answer's two sessions; they share the id."""
         is_speculating = self._drafts is not None and checked.num_draft_tokens > 0
         draft_info = self._next_draft_info() if is_speculating else None
         relay = self._relay(draft_info)
@@ -186,30 +233,3 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                 _log.warning("answers go without drafts: %s", problem)
                 return None
         return HiddenRelay(draft.hidden_layers)
-
-
-def _time_to_answer(context: _Context) -> float | None:
-    """Seconds; the last of a call's time is kept to tell the client, before its own clock does, who was waited for."""
-    remaining_s = context.time_remaining()
-    return None if remaining_s is None else remaining_s - min(_NOTICE_S, _NOTICE_SHARE * remaining_s)
-
-
-def _traceparent(context: _Context) -> str:
-    """The caller's W3C trace context, if it sent one."""
-    for key, value in context.invocation_metadata() or ():
-        if key == "traceparent" and isinstance(value, str):
-            return value
-    return ""
-
-
-async def _answer(
-    vocabulary: Vocabulary,
-    sequence: Sequence,
-    proposer: speculative_loop.ProposerSession,
-    verifier: speculative_loop.VerifierSession,
-) -> AsyncGenerator[pb.GenerateResponse, None]:
-    """One answer's messages: a chunk a round, then complete."""
-    async with aclosing(speculative_loop.generate(sequence, proposer, verifier)) as rounds:
-        async for output in rounds:
-            yield messages.chunk(output, sequence.sample_index, vocabulary)
-    yield messages.complete(sequence)

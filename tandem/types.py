@@ -258,6 +258,9 @@ class ItemTiming:
     def __add__(self, other: "ItemTiming") -> "ItemTiming":
         return ItemTiming(self.queue_us + other.queue_us, self.compute_us + other.compute_us)
 
+    def __sub__(self, other: "ItemTiming") -> "ItemTiming":
+        return ItemTiming(self.queue_us - other.queue_us, self.compute_us - other.compute_us)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

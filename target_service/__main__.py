@@ -13,6 +13,7 @@ from engine.backends.registry import load_engine
 from tandem.serving.channels import MAX_INNER_MESSAGE_BYTES
 from tandem.serving.compute import ComputeThread
 from tandem.serving.life import run_server
+from tandem.serving.metrics_server import serving_metrics
 from tandem.serving.options import (
     add_freeze_argument,
     add_server_arguments,
@@ -122,14 +123,17 @@ async def _serve(options: argparse.Namespace, loaded: tuple[Scheduler, ModelInfo
 
     settings = server_settings(options, SERVICE_NAME, MAX_INNER_MESSAGE_BYTES)
     steps = asyncio.create_task(scheduler.run())
-    server = asyncio.create_task(
-        run_server(
-            settings,
-            register,
-            on_drain=lambda: scheduler.drain(options.grace),
-            is_healthy=lambda: not scheduler.is_frozen,
-        )
-    )
+
+    async def serve() -> None:
+        async with serving_metrics(scheduler.metrics.all, options.metrics_address, insecure=options.insecure):
+            await run_server(
+                settings,
+                register,
+                on_drain=lambda: scheduler.drain(options.grace),
+                is_healthy=lambda: not scheduler.is_frozen,
+            )
+
+    server = asyncio.create_task(serve())
     await asyncio.wait({steps, server}, return_when=asyncio.FIRST_COMPLETED)
     for task in (steps, server):
         task.cancel()  # whichever is left

@@ -9,10 +9,11 @@ from dataclasses import replace
 from engine.backends.base import SpeculativeEngine, require_speculation
 from tandem.serving.compute import ComputeThread
 from tandem.serving.item_stream import Outbox
-from tandem.types import HiddenStates, Load, SessionId, Verdict
+from tandem.types import HiddenStates, ItemError, Load, SessionId, Verdict
 from target_service.answers import Answer, StreamId
 from target_service.gathering import Gathering
 from target_service.limits import Limits
+from target_service.metrics import TargetMetrics
 from target_service.step import StepFailedError, StepPlan
 from target_service.table import SessionTable
 from target_service.verifier import Verifier
@@ -33,7 +34,10 @@ class Scheduler:
         warning = limits.check_pool(engine.capabilities, engine.kv_usage())
         if warning is not None:
             _log.warning(warning)
-        self.table = SessionTable(engine.capabilities, engine.kv_usage(), limits, self._deliver)
+        self.metrics = TargetMetrics(self.load)
+        self.table = SessionTable(
+            engine.capabilities, engine.kv_usage(), limits, self._deliver, self.metrics.count_verdict
+        )
         self._engine = engine
         self._verifier = Verifier(engine)
         self._compute = compute
@@ -139,10 +143,13 @@ class Scheduler:
             self.table.fail(await self._compute.run(self._engine.kv_usage), error.preempted)
         else:
             self._gathering.end_step(started_s, loop.time())
+            self.metrics.count_step(plan, result)
             self.table.commit(result)
 
     def _deliver(self, stream_id: StreamId, answer: Answer) -> None:
         """To the stream's outbox; nowhere once the stream has ended."""
+        if isinstance(answer.outcome, ItemError):
+            self.metrics.count_error(answer.outcome)
         outbox = self._outboxes.get(stream_id)
         if outbox is None:
             return

@@ -4,6 +4,7 @@ One at a time: whoever takes one out brings it back with `commit` or `fail`. Ite
 sessions, never the step.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from engine.backends.base import EngineCapabilities, KvUsage, SequenceId
@@ -20,8 +21,16 @@ from target_service.step import IdleSequence, StepItem, StepOutcome, StepPlan, S
 class Steps:
     """The steps of all sessions."""
 
-    def __init__(self, live: LiveSessions, limits: Limits, capabilities: EngineCapabilities) -> None:
+    def __init__(
+        self,
+        live: LiveSessions,
+        limits: Limits,
+        capabilities: EngineCapabilities,
+        decided: Callable[[Verdict], None],
+    ) -> None:
+        """`decided` hears of every verdict, once; of a repeat it does not."""
         self._live = live
+        self._decided = decided
         self._limits = limits
         block_size = live.admission.kv_usage.block_size
         self._cached_block_size = block_size if capabilities.has_prefix_cache else None
@@ -157,6 +166,7 @@ class Steps:
             timing=ItemTiming(queue_us, compute_us),
             num_cached_tokens=session.num_cached_tokens or 0,
         )
+        self._decided(verdict)
         self._live.answer(session.key[0], entry.stamp, verdict)
         session.commit(verdict)
 

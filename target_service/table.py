@@ -19,7 +19,7 @@ from tandem.serving.items import (
     draining,
     unknown_session,
 )
-from tandem.types import Load, Proposal, SessionSpec, Stamp
+from tandem.types import Load, Proposal, SessionSpec, Stamp, Verdict
 from target_service.admission import Admission
 from target_service.answers import Answer, StreamId, StreamSessionId
 from target_service.limits import IDLE_S, Limits
@@ -31,7 +31,7 @@ from target_service.steps import Steps
 
 
 class SessionTable:
-    """Sessions of all streams; `deliver` takes each answer to its stream.
+    """Sessions of all streams; `deliver` takes each answer to its stream, `decided` hears of every round's verdict.
 
     `open`, `verify` and `close` raise what is wrong with their item; call them inside `answering`. Times are on the
     event loop's clock.
@@ -43,13 +43,14 @@ class SessionTable:
         kv_usage: KvUsage,
         limits: Limits,
         deliver: Callable[[StreamId, Answer], None],
+        decided: Callable[[Verdict], None] = lambda _: None,
     ) -> None:
         self.is_draining = False  # once set, no session is opened
         self._capabilities = capabilities
         self._limits = limits
         self._admission = Admission(kv_usage, limits)
         self._live = LiveSessions(self._admission, deliver)
-        self._steps = Steps(self._live, limits, capabilities)
+        self._steps = Steps(self._live, limits, capabilities, decided)
         self._arrivals = itertools.count()
 
     def __len__(self) -> int:

@@ -33,6 +33,22 @@ class ServiceError(Exception):
         self.retry_after_s = retry_after_s
 
 
+def status_of(error: BaseException, context: _Context) -> grpc.StatusCode:
+    """What a call whose handler raised this ends with; ask in the call's own task.
+
+    A cancellation that nobody asked that task for is a bug.
+    """
+    if isinstance(error, InvalidArgumentError):
+        return grpc.StatusCode.INVALID_ARGUMENT
+    if isinstance(error, ServiceError):
+        return error.code
+    task = asyncio.current_task()
+    is_asked_for = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling()
+    if not (is_asked_for or isinstance(error, GeneratorExit)):
+        return grpc.StatusCode.INTERNAL
+    return grpc.StatusCode.DEADLINE_EXCEEDED if context.time_remaining() == 0 else grpc.StatusCode.CANCELLED
+
+
 @dataclass(frozen=True, slots=True)
 class _Undecodable:
     """Bytes that came in place of a request: a deserializer that raises ends the call with a status of grpc's own."""
@@ -123,40 +139,49 @@ def _unary(handler: Callable[[Any, _Context], Awaitable[Any]], method: str) -> A
 
 
 async def _guarded(work: Awaitable[Any], context: _Context, method: str) -> Any:
-    """Await `work`; abort the call with the status its error stands for."""
-    task = asyncio.current_task()
-    assert task is not None
+    """Await `work`; end the call with the status its error stands for, and one line in the log."""
     try:
         return await work
-    except InvalidArgumentError as error:
-        await _abort(context, method, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-    except ServiceError as error:
-        await _abort(context, method, error.code, str(error), error.retry_after_s)
-    except asyncio.CancelledError:
-        if task.cancelling():  # the client went; grpc must see the cancellation
-            raise
-        _log.exception("internal cancellation in %s", method)
-        await _abort(context, method, grpc.StatusCode.INTERNAL, "internal error")
     except grpc.aio.AbortError:
         raise
     except grpc.aio.BaseError:  # a write to a client that is gone
-        _log.info("client of %s went away", method)
-    except Exception:  # noqa: BLE001 - the last line of defence: a bug must not leak its text nor stop the server
-        _log.exception("unhandled error in %s", method)
-        await _abort(context, method, grpc.StatusCode.INTERNAL, "internal error")
+        _log.info("the client went away", extra=_ended(method, grpc.StatusCode.CANCELLED))
+    except asyncio.CancelledError as error:
+        status = status_of(error, context)
+        if status is grpc.StatusCode.INTERNAL:
+            await _abort(context, method, status, "internal error", error)
+            return None
+        _log.info("ended by the client", extra=_ended(method, status))
+        raise  # grpc must see the cancellation
+    except (InvalidArgumentError, ServiceError) as error:
+        await _abort(context, method, status_of(error, context), str(error), error)
+    except Exception as error:  # noqa: BLE001 - the last line of defence: a bug must not leak its text nor stop the server
+        await _abort(context, method, grpc.StatusCode.INTERNAL, "internal error", error)
 
 
-async def _abort(
-    context: _Context, method: str, code: grpc.StatusCode, details: str, retry_after_s: float | None = None
-) -> None:
+async def _abort(context: _Context, method: str, code: grpc.StatusCode, details: str, error: BaseException) -> None:
     """End the call with a status. A client that has gone, as at its deadline, is no error of the server."""
+    is_bug = code is grpc.StatusCode.INTERNAL
+    retry_after_s = error.retry_after_s if isinstance(error, ServiceError) else None
     details = _shortened(details)
     try:
         await context.abort(code, details, retry_metadata(code, details, retry_after_s))
     except grpc.aio.AbortError:
+        _log.log(
+            logging.ERROR if is_bug else logging.INFO,
+            "%s",
+            details,
+            exc_info=error if is_bug else None,
+            extra=_ended(method, code),
+        )
         raise
     except grpc.aio.BaseError:
-        _log.info("client of %s went away before %s could be told", method, code.name)
+        _log.info("the client went away before it could be told: %s", details, extra=_ended(method, code))
+
+
+def _ended(method: str, code: grpc.StatusCode) -> dict[str, str]:
+    """What the line about a call's end says besides its request."""
+    return {"method": method, "status": code.name}
 
 
 def _shortened(details: str) -> str:

@@ -133,8 +133,9 @@ async def serve_items(
 
 def _with_error(message: Any, error: ItemError) -> Any:
     """The result's message with the error as its outcome."""
+    stamp = message.stamp
     _log.error(
-        "session %d round %d: the answer cannot be sent: %s", message.stamp.session_id, message.stamp.round, error
+        "round %d: the answer cannot be sent: %s", stamp.round, error, extra={"session_id": stamp.session_id}
     )
     message.error.CopyFrom(codec.error_to_proto(error))
     return message

@@ -40,7 +40,7 @@ def answering(stamp: Stamp, answer: Callable[[ItemError], None], count_stale: Ca
     except InvalidArgumentError as error:
         answer(ItemError(ErrorCode.INVALID_ARGUMENT, str(error)))
     except Exception:  # noqa: BLE001 - a bug met by one item must not end the stream of the others
-        _log.exception("unhandled error for session %d round %d", stamp.session_id, stamp.round)
+        _log.exception("unhandled error in round %d", stamp.round, extra={"session_id": stamp.session_id})
         answer(internal_error())
 
 

@@ -42,13 +42,6 @@ class ServerSettings:
     stop_at_eof: bool = False  # stop when standard input ends: a parent that was killed leaves nobody behind
 
 
-def configure_logging(service: str, level: str = "INFO") -> None:
-    """Logs go to standard error, one line an event, named by service."""
-    logging.basicConfig(
-        level=level, stream=sys.stderr, format=f"%(asctime)s %(levelname)s {service} %(name)s: %(message)s"
-    )
-
-
 def _bind(server: grpc.aio.Server, address: str) -> str:
     """Bind and return HOST:PORT with the real port; PortInUseError when the address is taken."""
     host, _ = parse_address(address)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tandem.serving.compute import FREEZE_S
 from tandem.serving.life import ServerSettings
+from tandem.serving.logs import FORMATS
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -23,7 +24,7 @@ def make_parser(prog: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def add_server_arguments(parser: argparse.ArgumentParser, default_address: str) -> None:
-    """Add --address, --insecure, --ready-file, --grace and --log-level."""
+    """Add --address, --insecure, --metrics-address, --ready-file, --grace, --log-level and --log-format."""
     group = parser.add_argument_group("server")
     group.add_argument(
         "--address", default=default_address, metavar="HOST:PORT", help="where to listen; port 0: a free one"
@@ -36,6 +37,12 @@ def add_server_arguments(parser: argparse.ArgumentParser, default_address: str) 
     group.add_argument("--stop-at-eof", action="store_true", help="stop when standard input ends")
     group.add_argument(
         "--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"], help="least that is logged"
+    )
+    group.add_argument("--log-format", default="text", choices=FORMATS, help="of the lines on standard error")
+    group.add_argument(
+        "--metrics-address",
+        metavar="HOST:PORT",
+        help="where to serve Prometheus metrics, at /metrics, in clear text; port 0: a free one; default: nowhere",
     )
 
 

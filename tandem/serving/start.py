@@ -8,9 +8,17 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from tandem.serving.channels import check_bind_address
-from tandem.serving.life import PortInUseError, configure_logging
+from tandem.serving.life import PortInUseError
+from tandem.serving.logs import configure_logging, say_cannot_start
 
 LoadedT = TypeVar("LoadedT")
+
+
+def check_addresses(options: argparse.Namespace) -> None:
+    """AddressError for one that may not be listened on, before anything takes its time."""
+    for address in (options.address, options.metrics_address):
+        if address is not None:
+            check_bind_address(address, insecure=options.insecure)
 
 
 def run_service(
@@ -25,9 +33,9 @@ def run_service(
     `load` may raise `load_errors`, OSError and ValueError for what the user can mend; the rest are bugs.
     """
     mendable: tuple[type[Exception], ...] = (OSError, ValueError, *load_errors)
-    configure_logging(name, options.log_level)
+    configure_logging(name, options.log_level, options.log_format)
     try:
-        check_bind_address(options.address, insecure=options.insecure)
+        check_addresses(options)
         loaded = load(options)
     except mendable as error:
         return _cannot_start(name, error)
@@ -42,5 +50,5 @@ def run_service(
 
 
 def _cannot_start(name: str, error: Exception) -> int:
-    sys.stderr.write(f"{name}: cannot start: {error}\n")
+    say_cannot_start(name, error)
     return 2

@@ -21,6 +21,7 @@ from orchestrator.breaker import Backoff
 from orchestrator.pools import DraftPool, PoolTimes, TargetPool, draft_pool, target_pool
 from orchestrator.replica_link import DraftLink, TargetLink
 from orchestrator.server import OrchestratorServicer, OrchestratorSettings
+from orchestrator.tracing import Tracer
 from tandem.client import TandemClient
 from tandem.draft.v1 import draft_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
@@ -225,7 +226,10 @@ class Stack:
 
 @asynccontextmanager
 async def orchestrating(
-    target: TargetReplica, draft: DraftReplica | None, settings: OrchestratorSettings | None = None
+    target: TargetReplica,
+    draft: DraftReplica | None,
+    settings: OrchestratorSettings | None = None,
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[Stack]:
     """An orchestrator in front of running replicas, and a client of it."""
     vocabulary = target.vocabulary
@@ -235,7 +239,7 @@ async def orchestrating(
     for pool in pools:
         await pool.start()
         await pool.wait_checked(10)
-    servicer = OrchestratorServicer(vocabulary, targets, drafts, settings or SETTINGS)
+    servicer = OrchestratorServicer(vocabulary, targets, drafts, settings or SETTINGS, tracer)
     server, address = start_server(
         "127.0.0.1:0",
         lambda server: orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server),
@@ -280,11 +284,12 @@ async def all_services(
     limits: Limits | None = None,
     vocabulary: Vocabulary = VOCABULARY,
     draft_limits: DraftLimits | None = None,
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[Stack]:
     """Target, draft (unless None) and orchestrator, with a client."""
     async with (
         replicas(make_proposer, engine, limits, vocabulary, draft_limits) as (target, draft),
-        orchestrating(target, draft, settings) as stack,
+        orchestrating(target, draft, settings, tracer) as stack,
     ):
         yield stack
 

@@ -46,6 +46,9 @@ class Call:
     def time_remaining(self) -> float | None:
         return self._time_remaining_s
 
+    def invocation_metadata(self) -> None:
+        """Nothing was sent."""
+
 
 def failure(targets: LostTargets, time_remaining_s: float | None) -> ServiceError:
     """What a request ends with."""
