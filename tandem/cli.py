@@ -1,21 +1,19 @@
-"""The `tandem` command: up, serve, generate, status, health, models, bench."""
+"""The `tandem` command: up, serve, generate, status, health, doctor, models, bench."""
 
-import asyncio
 import importlib.metadata
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
-import grpc
 import typer
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem import cluster_options, generate_command, models
 from tandem.client import ReplicaInfo, SyncTandemClient, TandemError
-from tandem.client_errors import describe_rpc_error
 from tandem.defaults import NUM_DRAFT_TOKENS
+from tandem.doctor.command import doctor
+from tandem.health import HealthError, ask_health
 from tandem.processes import MODULES, LocalCluster, ServiceStartError, require_engine, service_command
-from tandem.serving.channels import AddressError, open_channel
+from tandem.serving.channels import AddressError
 
 DEFAULT_ADDRESS = generate_command.DEFAULT_ADDRESS
 _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -27,6 +25,7 @@ bench_app = typer.Typer(no_args_is_help=True, help="Measurements with their meth
 app.add_typer(models_app, name="models")
 app.add_typer(bench_app, name="bench")
 app.command("generate")(generate_command.generate)
+app.command("doctor")(doctor)
 
 
 def fail(message: str) -> typer.Exit:
@@ -224,23 +223,15 @@ def health(
     address: Annotated[str, typer.Option(help="Any service's HOST:PORT.")] = DEFAULT_ADDRESS,
 ) -> None:
     """Exit 0 when the service at the address says SERVING, 1 otherwise."""
-
-    async def check() -> int:
-        async with open_channel(address) as channel:
-            stub: Any = health_pb2_grpc.HealthStub(channel)  # its stubs lack the methods
-            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S)
-            return int(answer.status)
-
     try:
-        state = asyncio.run(check())
+        state = ask_health(address, _TIMEOUT_S)
     except AddressError as error:
         raise fail(str(error)) from error
-    except grpc.aio.AioRpcError as error:
-        problem = describe_rpc_error(error, address, _TIMEOUT_S)
-        typer.echo(f"tandem: {error.code().name}: {problem}", err=True)
+    except HealthError as error:
+        typer.echo(f"tandem: {error}", err=True)
         raise typer.Exit(1) from error
-    typer.echo(health_pb2.HealthCheckResponse.ServingStatus.Name(state))
-    raise typer.Exit(0 if state == health_pb2.HealthCheckResponse.SERVING else 1)
+    typer.echo(state)
+    raise typer.Exit(0 if state == "SERVING" else 1)
 
 
 def main() -> None:

@@ -1,0 +1,86 @@
+"""The command: look at everything, a line each, and say by the exit code whether there is a PROBLEM."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from tandem.client import SyncTandemClient, TandemError
+from tandem.doctor.findings import Finding, exit_code, ok, problem
+from tandem.doctor.machine import read_machine
+from tandem.doctor.machine_checks import (
+    WEIGHT_BYTES,
+    check_instructions,
+    check_memory,
+    check_models,
+    check_ports,
+    check_threads,
+)
+from tandem.doctor.packages import check_packages, check_python, installed_version
+from tandem.doctor.service_checks import check_server
+from tandem.doctor.torch_facts import TorchProbeError, ask_torch
+from tandem.health import HealthError, ask_health
+from tandem.models import default_models_dir
+from tandem.serving.channels import AddressError
+
+_TIMEOUT_S = 5.0
+_PORT_TIMEOUT_S = 1.0
+
+
+def doctor(
+    address: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="An orchestrator to look at as well.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="Whose needs this machine is held against.")] = "smollm2-135m",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    port: Annotated[int, typer.Option(min=1, max=65533, help="The first of the three services' ports.")] = 50050,
+) -> None:
+    """Look at this machine, and at an orchestrator: a line each, and exit code 1 when there is a PROBLEM."""
+    if dtype not in WEIGHT_BYTES:
+        typer.echo(f"tandem: --dtype {dtype!r} is unknown; there are: {', '.join(WEIGHT_BYTES)}", err=True)
+        raise typer.Exit(2)
+    findings = []
+    for finding in (*_machine(model, dtype, port), *(_orchestrator(address) if address else ())):
+        typer.echo(str(finding))
+        findings.append(finding)
+    raise typer.Exit(exit_code(findings))
+
+
+def _machine(model: str, dtype: str, port: int) -> Iterator[Finding]:
+    yield check_python()
+    yield from check_packages()
+    yield from check_models(model, default_models_dir())
+    yield from check_ports(port, _is_serving)
+    if installed_version("torch") is None:
+        return  # said among the packages
+    machine = read_machine()
+    try:
+        torch = ask_torch()
+    except TorchProbeError as error:
+        yield problem("torch", f"cannot be loaded: {error}", 'pip install --force-reinstall "tandem[engine]"')
+        return
+    yield check_threads(machine, torch)
+    yield check_instructions(machine, torch, dtype)
+    yield check_memory(machine, torch, model, dtype)
+
+
+def _is_serving(address: str) -> bool:
+    try:
+        return ask_health(address, _PORT_TIMEOUT_S) == "SERVING"
+    except HealthError:
+        return False
+
+
+def _orchestrator(address: str) -> Iterator[Finding]:
+    try:
+        state = ask_health(address, _TIMEOUT_S)
+        if state == "SERVING":
+            yield ok(address, "says SERVING")
+        else:
+            yield problem(address, f"says {state}", "it starts or ends, or its engine hangs: look at its log")
+        with SyncTandemClient(address) as client:
+            info = client.info(_TIMEOUT_S)
+    except (HealthError, TandemError, AddressError) as error:
+        yield problem(address, str(error), "is an orchestrator up there, and is this its address?")
+        return
+    yield from check_server(info)
