@@ -4,6 +4,8 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from tandem.serving.logs import trace_id_of
+
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 _NOTICE_S, _NOTICE_SHARE = 0.05, 0.05  # of a call's time, whichever is less
@@ -16,8 +18,8 @@ def time_to_answer(context: Context) -> float | None:
 
 
 def traceparent_of(context: Context) -> str:
-    """The caller's W3C trace context, if it sent one."""
+    """The caller's W3C trace context, if it sent one and nothing else: every item of the request carries it."""
     for key, value in context.invocation_metadata() or ():
-        if key == "traceparent" and isinstance(value, str):
+        if key == "traceparent" and isinstance(value, str) and trace_id_of(value):
             return value
     return ""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from orchestrator.replica_api import ReplicaInfo
 from orchestrator.replica_link import HandshakeError
 from tandem.types import PROTOCOL_VERSION, ModelInfo
-from tandem.validation import are_hidden_layers
+from tandem.validation import MAX_HIDDEN_LAYERS, are_hidden_layers
 from tandem.vocabulary import Vocabulary
 
 
@@ -41,12 +41,13 @@ def hidden_states_problem(draft: ReplicaInfo, target: ReplicaInfo) -> str:
     needed, model = draft.hidden_layers, target.model
     if not needed or (draft.hidden_size == model.hidden_size and are_hidden_layers(needed, model.num_layers)):
         return ""
+    shown = needed[: MAX_HIDDEN_LAYERS + 1]  # a list can be as long as a message
     offered = (
         f"{model.hidden_size} numbers after each of {model.num_layers} layers" if model.hidden_size else "none"
     )
     return (
         f"proposer {draft.proposer!r} needs hidden states of {draft.hidden_size} numbers after layers "
-        f"{', '.join(map(str, needed))} of the target; target model {model.model_id!r} on backend {model.backend!r} "
+        f"{', '.join(map(str, shown))} of the target; target model {model.model_id!r} on backend {model.backend!r} "
         f"offers {offered}"
     )
 

@@ -1,7 +1,7 @@
 """What differs between the two kinds of replica, so that one link serves both: stubs and message types."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -10,6 +10,8 @@ from tandem import codec
 from tandem.draft.v1 import draft_pb2, draft_pb2_grpc
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tandem.types import DraftProbsTransport, Load, ModelInfo
+
+_MAX_NAME_CHARS = 200
 
 ItemT = TypeVar("ItemT", target_pb2.VerifyItem, draft_pb2.ProposeItem)
 ResultT = TypeVar("ResultT", target_pb2.VerifyResult, draft_pb2.ProposeResult)
@@ -47,14 +49,20 @@ async def _target_info(channel: grpc.aio.Channel, timeout_s: float) -> ReplicaIn
 async def _draft_info(channel: grpc.aio.Channel, timeout_s: float) -> ReplicaInfo:
     stub = draft_pb2_grpc.DraftServiceStub(channel)
     answer = await stub.GetInfo(draft_pb2.GetInfoRequest(), timeout=timeout_s)
+    model = codec.model_info_from_proto(answer.model)
     return ReplicaInfo(
-        codec.model_info_from_proto(answer.model),
+        replace(model, model_id=_shown(model.model_id), backend=_shown(model.backend)),
         codec.load_from_proto(answer.load),
-        answer.proposer,
+        _shown(answer.proposer),
         codec.known_transports(answer.transports),
         tuple(answer.hidden_layers),
         answer.hidden_size,
     )
+
+
+def _shown(name: str) -> str:
+    """What a draft service calls something is repeated in logs and to applications: not at any length."""
+    return name if len(name) <= _MAX_NAME_CHARS else name[:_MAX_NAME_CHARS] + " ..."
 
 
 TARGET_API: ReplicaApi[target_pb2.VerifyItem, target_pb2.VerifyResult] = ReplicaApi(

@@ -15,8 +15,11 @@ from tandem.serving.errors import ServiceError
 from tandem.types import DraftProbsTransport, ItemError, LogprobsOptions, SessionSpec, VerificationPolicy
 from tandem.validation import (
     MAX_ANSWERS,
+    MAX_CHAT_MESSAGES,
     MAX_REQUEST_ID_CHARS,
     InvalidArgumentError,
+    check_count,
+    check_prompt_chars,
     check_range,
     check_session,
     check_stops,
@@ -34,6 +37,8 @@ _TRANSPORTS: Mapping[VerificationPolicy, tuple[DraftProbsTransport, ...]] = Mapp
         VerificationPolicy.BLOCK: _RATIO_TEST_TRANSPORTS,
     }
 )
+# Their ratio tests compare the target's probabilities with the q that the draft service sends.
+_TRUSTING_POLICIES = frozenset({VerificationPolicy.REJECTION, VerificationPolicy.BLOCK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,7 @@ class Offer:
     num_draft_tokens: int  # a round's drafts unless the request says otherwise; 0: no speculation
     max_draft_tokens: int  # most a request may ask for
     draft_transports: frozenset[DraftProbsTransport]  # how the draft service can send q
+    trusts_drafts: bool = True  # whether an answer may depend on what the draft service says of its drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,8 @@ def check_answers(request: pb.GenerateRequest, max_requests: int) -> range:
 def check_request(request: pb.GenerateRequest, offer: Offer) -> CheckedRequest:
     """The request with its defaults. Tokenises, so it may take a while: not for the event loop.
 
-    Raises InvalidArgumentError naming field and limit, ServiceError UNIMPLEMENTED for an unknown policy or transport.
+    Raises InvalidArgumentError naming field and limit, ServiceError UNIMPLEMENTED for a policy or transport that is
+    unknown or may not be used here.
     """
     if len(request.request_id) > MAX_REQUEST_ID_CHARS:
         raise InvalidArgumentError(
@@ -101,6 +108,8 @@ def check_request(request: pb.GenerateRequest, offer: Offer) -> CheckedRequest:
     num_draft_tokens = _num_draft_tokens(request.speculation, offer)
     spec = _session_spec(request, _prompt(request, offer), offer)
     check_session(spec, offer.vocab_size, offer.max_context)
+    if num_draft_tokens > 0 and not offer.trusts_drafts:
+        _check_needs_no_trust(spec.verification_policy)
     resumed = _resumed(request, spec, offer)
     return CheckedRequest(
         request_id=request_id_of(request),
@@ -140,8 +149,11 @@ def _prompt(request: pb.GenerateRequest, offer: Offer) -> tuple[int, ...]:
     kind = request.WhichOneof("prompt")
     try:
         if kind == "text":
+            check_prompt_chars(kind, [request.text])
             token_ids = offer.vocabulary.encode(request.text) if request.text else []
         elif kind == "chat":
+            check_count("chat.messages", request.chat.messages, MAX_CHAT_MESSAGES)
+            check_prompt_chars("chat.messages", (turn.content for turn in request.chat.messages))
             messages = [{"role": turn.role, "content": turn.content} for turn in request.chat.messages]
             token_ids = offer.vocabulary.encode_chat(messages)
         elif kind == "tokens":
@@ -189,6 +201,17 @@ def _session_spec(request: pb.GenerateRequest, prompt: tuple[int, ...], offer: O
         logprobs=_logprobs(request),
         priority=request.priority,
     )
+
+
+def _check_needs_no_trust(policy: VerificationPolicy) -> None:
+    """ServiceError UNIMPLEMENTED for a policy whose distribution is right only if drafts come from where q says."""
+    if policy in _TRUSTING_POLICIES:
+        others = ", ".join(one for one in VerificationPolicy if one not in _TRUSTING_POLICIES)
+        raise ServiceError(
+            grpc.StatusCode.UNIMPLEMENTED,
+            f"speculation.verification_policy: {policy.value!r} relies on what the draft service says of its drafts, "
+            f"which is not trusted here; there are: {others}; or set speculation.enabled to false",
+        )
 
 
 def _logprobs(request: pb.GenerateRequest) -> LogprobsOptions | None:

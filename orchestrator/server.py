@@ -54,6 +54,7 @@ class OrchestratorSettings:
     fallback: PromptLookup | None = None  # makes drafts while the draft service makes none
     max_requests: int = MAX_SESSIONS  # running; a request takes a place for each of its answers
     target_patience: TargetPatience = field(default_factory=TargetPatience)
+    trusts_drafts: bool = True  # False: no policy whose answers depend on what the draft services say
 
 
 class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
@@ -150,6 +151,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             draft_transports=frozenset.intersection(*(info.transports for info in drafts))
             if drafts
             else frozenset(),
+            trusts_drafts=self._settings.trusts_drafts or self._drafts is None,
         )
 
     def _sequence(self, checked: CheckedRequest, sample_index: int, offer: Offer, started_at: float) -> Sequence:

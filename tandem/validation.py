@@ -7,6 +7,8 @@ import numpy as np
 
 from tandem.types import MAX_TOP_LOGPROBS, SamplingParams, SessionSpec
 
+MAX_PROMPT_CHARS = 1024 * 1024  # before they are tokens: of a text, or of all messages of a chat
+MAX_CHAT_MESSAGES = 1024
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_TOKEN_ID_ENTRIES = 64  # of stop_token_ids, bad_token_ids
@@ -76,6 +78,15 @@ def check_count(field: str, values: Sequence[object] | Iterable[object], limit: 
     count = sum(1 for _ in values)
     if count > limit:
         raise InvalidArgumentError(field, f"{count} entries are more than the limit of {limit}")
+
+
+def check_prompt_chars(field: str, texts: Iterable[str]) -> None:
+    """Raise for more text than is worth tokenising, whatever the context."""
+    num_chars = sum(map(len, texts))
+    if num_chars > MAX_PROMPT_CHARS:
+        raise InvalidArgumentError(
+            field, f"{num_chars} characters are more than the limit of {MAX_PROMPT_CHARS} of a prompt"
+        )
 
 
 def check_stops(stops: Sequence[str]) -> None:

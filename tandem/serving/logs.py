@@ -16,7 +16,10 @@ FORMATS = ("text", "json")
 # What a line may be about, in this order; `extra=` of a logging call may say it as well.
 FIELDS = ("request_id", "session_id", "trace_id", "method", "status")
 
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?P<trace_id>(?!0{32})[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
+# Later versions may have more behind it; not at any length, for every item of a request carries it.
+_TRACEPARENT = re.compile(
+    r"[0-9a-f]{2}-(?P<trace_id>(?!0{32})[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-[!-~]{0,200})?"
+)
 _about: ContextVar[Mapping[str, str | int]] = ContextVar("_about", default=MappingProxyType({}))
 
 

@@ -10,7 +10,7 @@ from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.serving.errors import ServiceError
 from tandem.types import DraftProbsTransport, LogprobsMode, LogprobsOptions, VerificationPolicy
-from tandem.validation import InvalidArgumentError
+from tandem.validation import MAX_PROMPT_CHARS, InvalidArgumentError
 from tandem.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary.toy(64)
@@ -24,6 +24,7 @@ OFFER = Offer(
     draft_transports=frozenset(DraftProbsTransport),
 )
 POLICY = "VERIFICATION_POLICY_"
+USER = pb.ChatMessage(role="user", content="x")
 
 
 def request(
@@ -99,6 +100,18 @@ BAD = [
         },
         "stopping.min_tokens: 1 forbids",
     ),
+    ({"sampling": {"logit_bias": dict.fromkeys(range(1025), 1.0)}}, "sampling.logit_bias: 1025 .* limit of 1024"),
+    ({"sampling": {"bad_token_ids": [1] * 65}}, "sampling.bad_token_ids: 65 entries are more than the limit of 64"),
+    ({"sampling": {"allowed_token_ids": range(65)}}, "sampling.allowed_token_ids: 65 .* limit of 64"),
+    ({"sampling": {"top_k": 2**31}}, "sampling.top_k: 2147483648 is outside"),
+    ({"chat": pb.ChatMessages(messages=[USER] * 1025)}, "chat.messages: 1025 entries .* limit of 1024"),
+    ({"priority": 101}, r"priority: 101 is outside \[-100, 100\]"),
+    ({"priority": -101}, r"priority: -101 is outside"),
+    (
+        {"sampling": {"seed": 1}, "stopping": {"max_tokens": 2}, "resume": [{"token_ids": [1, 2, 3]}]},
+        r"resume\[0\].token_ids: 3 tokens are more than the 2 of max_tokens",
+    ),
+    ({"sampling": {"seed": 1}, "resume": [{}, {}]}, r"resume\[1\].sample_index: 0 is not one of 0..0, each once"),
     ({"speculation": {"num_draft_tokens": 9}}, r"speculation.num_draft_tokens: 9 is outside \[0, 8\]"),
     ({"logprobs": {"num_top": 21}}, r"logprobs.num_top: 21 is outside \[0, 20\]"),
     ({"request_id": "x" * 129}, "request_id: 129 characters are more than the limit of 128"),
@@ -109,6 +122,33 @@ BAD = [
 def test_bad_input_is_refused_by_field_and_limit(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         check(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"text": "a" * (MAX_PROMPT_CHARS + 1)}, "text"),
+        (
+            {
+                "chat": pb.ChatMessages(
+                    messages=[pb.ChatMessage(role="user", content="a" * (MAX_PROMPT_CHARS // 2 + 1))] * 2
+                )
+            },
+            "chat.messages",
+        ),
+    ],
+)
+def test_more_text_than_any_prompt_may_have_is_refused_before_it_is_tokenised(
+    fields: dict[str, Any], name: str
+) -> None:
+    def tokenise(text: str) -> list[int]:
+        raise AssertionError("it is too long for that")
+
+    offer = replace(OFFER, vocabulary=replace(VOCABULARY, encode_verbatim=tokenise))
+    with pytest.raises(
+        InvalidArgumentError, match=rf"{name}: 10485\d\d characters .* limit of 1048576 of a prompt"
+    ):
+        check(offer, **fields)
 
 
 @pytest.mark.parametrize(
@@ -303,3 +343,18 @@ def test_drafts_a_round_are_the_requests_or_the_servers_choice(speculation: dict
 
 def test_the_servers_choice_bows_to_the_targets_limit() -> None:
     assert check(replace(OFFER, max_draft_tokens=2)).num_draft_tokens == 2
+
+
+@pytest.mark.parametrize("policy", ["REJECTION", "BLOCK"])
+def test_policies_that_believe_the_draft_need_a_server_that_does(policy: str) -> None:
+    wary = replace(OFFER, trusts_drafts=False)
+    speculation = {"verification_policy": POLICY + policy}
+    with pytest.raises(
+        ServiceError, match=rf"verification_policy: '{policy.lower()}' .* greedy, coupled"
+    ) as caught:
+        check(wary, speculation=speculation)
+    assert caught.value.code.name == "UNIMPLEMENTED"
+    check(speculation=speculation)
+    check(wary, speculation={**speculation, "enabled": False})
+    check(wary, speculation=speculation, sampling={"temperature": 0.0})  # which is greedy
+    check(wary)
