@@ -14,9 +14,8 @@ from draft_service.service import DraftService
 from engine.backends.base import EngineError
 from engine.backends.options import add_engine_arguments, engine_settings
 from tandem.draft.v1 import draft_pb2_grpc
-from tandem.serving.channels import MAX_INNER_MESSAGE_BYTES
 from tandem.serving.compute import ComputeThread
-from tandem.serving.life import run_server
+from tandem.serving.life import ServerSettings, run_server
 from tandem.serving.metrics_server import serving_metrics
 from tandem.serving.options import (
     add_freeze_argument,
@@ -24,7 +23,6 @@ from tandem.serving.options import (
     make_parser,
     positive_int,
     seconds,
-    server_settings,
 )
 from tandem.serving.start import run_service
 
@@ -68,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; 2 after one line on standard error when it cannot start."""
     options = build_parser().parse_args(arguments)
-    return run_service("draft_service", options, _load, _serve, (ProposerError, EngineError))
+    return run_service("draft_service", SERVICE_NAME, options, _load, _serve, (ProposerError, EngineError))
 
 
 def _limits(options: argparse.Namespace) -> DraftLimits:
@@ -92,17 +90,18 @@ def _load(options: argparse.Namespace) -> tuple[Proposer, ComputeThread]:
     return compute.run_blocking(load_proposer, options.proposer, settings), compute
 
 
-async def _serve(options: argparse.Namespace, loaded: tuple[Proposer, ComputeThread]) -> None:
+async def _serve(
+    options: argparse.Namespace, settings: ServerSettings, loaded: tuple[Proposer, ComputeThread]
+) -> None:
     """From bind to drain."""
     proposer, compute = loaded
     service = DraftService(proposer, _limits(options), compute)
-    settings = server_settings(options, SERVICE_NAME, MAX_INNER_MESSAGE_BYTES)
 
     def register(server: grpc.aio.Server) -> None:
         draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(service), server)
 
     try:
-        async with serving_metrics(service.metrics.all, options.metrics_address, insecure=options.insecure):
+        async with serving_metrics(service.metrics.all, settings):
             await run_server(
                 settings,
                 register,

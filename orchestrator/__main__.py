@@ -5,6 +5,9 @@ import asyncio
 import contextlib
 import os
 import sys
+from pathlib import Path
+
+import grpc
 
 from orchestrator.addresses import find_addresses
 from orchestrator.pools import DraftPool, PoolTimes, TargetPool, draft_pool, target_pool
@@ -16,22 +19,24 @@ from tandem.defaults import MAX_SESSIONS, NUM_DRAFT_TOKENS
 from tandem.models.registry import ModelNotFoundError, resolve_model
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.prompt_lookup import PromptLookup
-from tandem.serving.channels import (
-    MAX_APPLICATION_MESSAGE_BYTES,
-    AddressError,
-)
+from tandem.serving.auth import TokenInterceptor
+from tandem.serving.channels import MAX_APPLICATION_MESSAGE_BYTES, AddressError
+from tandem.serving.dialer import Dialer
 from tandem.serving.life import PortInUseError, run_server
 from tandem.serving.logs import configure_logging, say_cannot_start
 from tandem.serving.metrics_server import serving_metrics
 from tandem.serving.options import (
+    add_dialing_arguments,
     add_server_arguments,
+    dialing_credentials,
     make_parser,
     natural_int,
     positive_int,
     seconds,
     server_settings,
 )
-from tandem.serving.start import check_addresses
+from tandem.serving.pem import CredentialsError
+from tandem.serving.tokens import TokensFile
 from tandem.vocabulary import Vocabulary, VocabularyError
 
 # Of prompt lookup in the draft service's place: a match of one token is right too seldom.
@@ -47,6 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         asyncio.run(_serve(options))
     except (
         AddressError,
+        CredentialsError,
         HandshakeError,
         LinkLostError,
         ModelNotFoundError,
@@ -60,13 +66,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 async def _serve(options: argparse.Namespace) -> None:
-    check_addresses(options)
+    listening = server_settings(options, SERVICE_NAME, MAX_APPLICATION_MESSAGE_BYTES)
+    listening.check()
+    interceptors = _interceptors(options)
+    dialer = Dialer(dialing_credentials(options))
     find_targets = find_addresses(options.target)
     find_drafts = None if options.draft is None else find_addresses(options.draft)
     vocabulary, name = _load_vocabulary(options)
     times = PoolTimes(options.lookup_interval, options.silence_timeout)
-    targets = target_pool(find_targets, vocabulary, name, times)
-    drafts = None if find_drafts is None else draft_pool(find_drafts, vocabulary, name, targets, times)
+    targets = target_pool(find_targets, vocabulary, name, times, dialer)
+    drafts = None if find_drafts is None else draft_pool(find_drafts, vocabulary, name, targets, times, dialer)
     tracer = tracer_from_environment(os.environ)
     try:
         await _connect(targets, drafts, options.connect_timeout)
@@ -76,12 +85,14 @@ async def _serve(options: argparse.Namespace) -> None:
             fallback=PromptLookup(_MAX_NGRAM_SIZE, _MIN_NGRAM_SIZE) if options.draft_fallback else None,
             max_requests=options.max_requests,
             target_patience=TargetPatience(options.target_timeout, options.reconnect_timeout),
+            trusts_drafts=not options.untrusted_draft,
         )
         servicer = OrchestratorServicer(vocabulary, targets, drafts, settings, tracer)
-        async with serving_metrics(servicer.metrics.all, options.metrics_address, insecure=options.insecure):
+        async with serving_metrics(servicer.metrics.all, listening):
             await run_server(
-                server_settings(options, SERVICE_NAME, MAX_APPLICATION_MESSAGE_BYTES),
+                listening,
                 lambda server: orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server),
+                interceptors=interceptors,
             )
     finally:
         for pool in (targets, drafts):
@@ -103,6 +114,11 @@ async def _connect(targets: TargetPool, drafts: DraftPool | None, timeout_s: flo
             await drafts.wait_checked(min(timeout_s, _DRAFT_WAIT_S))
 
 
+def _interceptors(options: argparse.Namespace) -> list[grpc.aio.ServerInterceptor]:
+    """Of applications' calls; CredentialsError for tokens that cannot be used."""
+    return [] if options.tokens_file is None else [TokenInterceptor(TokensFile(options.tokens_file))]
+
+
 def _load_vocabulary(options: argparse.Namespace) -> tuple[Vocabulary, str]:
     """The tokenizer, and what messages call it."""
     if options.toy_vocab is not None:
@@ -114,6 +130,8 @@ def build_parser() -> argparse.ArgumentParser:
     """Every option of the service."""
     parser = make_parser("tandem serve orchestrator", __doc__)
     add_server_arguments(parser, "127.0.0.1:50050")
+    add_dialing_arguments(parser)
+    _add_trust_arguments(parser)
     parser.add_argument(
         "--target",
         required=True,
@@ -182,6 +200,24 @@ def build_parser() -> argparse.ArgumentParser:
         help="most running requests; each answer of a request counts",
     )
     return parser
+
+
+def _add_trust_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --tokens-file and --untrusted-draft."""
+    group = parser.add_argument_group("trust")
+    group.add_argument(
+        "--tokens-file",
+        type=Path,
+        default=os.environ.get("TANDEM_TOKENS_FILE") or None,
+        metavar="FILE",
+        help="let in only applications with one of these bearer tokens: lines of NAME TOKEN [EXPIRES], the latter as "
+        "2030-01-31T12:00:00Z; read again when it changes; default: what TANDEM_TOKENS_FILE names, else all may call",
+    )
+    group.add_argument(
+        "--untrusted-draft",
+        action="store_true",
+        help="refuse policies whose answers depend on what the draft services say of their drafts: rejection and block",
+    )
 
 
 if __name__ == "__main__":

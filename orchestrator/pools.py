@@ -11,6 +11,7 @@ from orchestrator.replica_link import DraftLink, ReplicaLink, TargetLink
 from orchestrator.replica_pool import FIND_S, ReplicaPool
 from orchestrator.silence import SILENCE_S
 from tandem.draft.v1 import draft_pb2
+from tandem.serving.dialer import Dialer
 from tandem.target.v1 import target_pb2
 from tandem.vocabulary import Vocabulary
 
@@ -32,12 +33,16 @@ def target_pool(
     vocabulary: Vocabulary,
     vocabulary_name: str,
     times: PoolTimes = PoolTimes(),
+    dialer: Dialer | None = None,
 ) -> TargetPool:
-    """Targets that know the vocabulary, and all compute the same."""
+    """Targets that know the vocabulary, and all compute the same.
+
+    `dialer`: how they are called; None: in clear text.
+    """
 
     def link_to(address: str) -> TargetLink:
         check = target_check(address, vocabulary, vocabulary_name, lambda: pool.infos_but(address))
-        return ReplicaLink(TARGET_API, address, check, times.backoff, times.silence_s)
+        return ReplicaLink(TARGET_API, address, check, times.backoff, times.silence_s, dialer)
 
     pool: TargetPool = ReplicaPool("target", find, link_to, times.find_s)
     return pool
@@ -49,11 +54,12 @@ def draft_pool(
     vocabulary_name: str,
     targets: TargetPool,
     times: PoolTimes = PoolTimes(),
+    dialer: Dialer | None = None,
 ) -> DraftPool:
     """Draft services that know the vocabulary, and get from the targets what they need."""
 
     def link_to(address: str) -> DraftLink:
         check = draft_check(address, vocabulary, vocabulary_name, lambda: targets.infos)
-        return ReplicaLink(DRAFT_API, address, check, times.backoff, times.silence_s)
+        return ReplicaLink(DRAFT_API, address, check, times.backoff, times.silence_s, dialer)
 
     return ReplicaPool("draft", find, link_to, times.find_s)

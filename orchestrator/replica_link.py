@@ -21,7 +21,7 @@ from orchestrator.silence import SILENCE_S, Silence
 from tandem import codec
 from tandem.draft.v1 import draft_pb2
 from tandem.serving.batches import batches_of
-from tandem.serving.channels import open_channel, why_not_connected
+from tandem.serving.dialer import Dialer
 from tandem.target.v1 import target_pb2
 from tandem.types import ItemError, Load
 
@@ -55,6 +55,7 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         check: Callable[[ReplicaInfo], None] = lambda _: None,
         backoff: Backoff | None = None,
         silence_s: float = SILENCE_S,
+        dialer: Dialer | None = None,
     ) -> None:
         """`check` raises HandshakeError for a replica that must not be used; it is asked at every connect.
 
@@ -74,6 +75,7 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         self._check = check
         self._backoff = backoff or Backoff()
         self._silence_s = silence_s
+        self._dialer = dialer or Dialer()
         self._outgoing: list[ItemT] = []
         self._wake = asyncio.Event()
         self._up = asyncio.Event()
@@ -167,7 +169,7 @@ class ReplicaLink(Generic[ItemT, ResultT]):
 
     async def _stay_connected(self) -> None:
         num_failures = 0
-        async with open_channel(self.address) as channel:
+        async with self._dialer.open(self.address) as channel:
             self._channel = channel
             while not self._is_closing:
                 generation, known_failure = self.generation, self._failure
@@ -191,7 +193,9 @@ class ReplicaLink(Generic[ItemT, ResultT]):
             self._checked.set()
             return str(error)
         except grpc.aio.AioRpcError as error:
-            return why_not_connected(error.details() or "") or f"{error.code().name}: {error.details()}"
+            return (
+                self._dialer.why_not_connected(error.details() or "") or f"{error.code().name}: {error.details()}"
+            )
         except Exception:  # noqa: BLE001 - whatever an answer did to us, the link must be made again
             _log.exception("%s: unexpected error", self)
             return "an unexpected error, see the log"
@@ -201,6 +205,10 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         self.info, self.load, self._refusal = info, info.load, None
         if self.api.role == "target" and info.model.backend and not info.model.deterministic:
             _log.warning("%s is not deterministic: its logits may depend on the batch, so texts may differ", self)
+        if self._dialer.is_overheard(self.address):
+            _log.warning(
+                "%s is called in clear text: prompts and answers can be read on the way, and changed", self
+            )
         self.generation += 1
         self._up.set()
         self._checked.set()

@@ -2,9 +2,10 @@
 
 import sys
 
+from tandem.answer_figures import describe
 from tandem.client import GenerateOptions, GenerationResult, SyncTandemClient
 from tandem.cluster_options import ClusterChoice, termination_as_interrupt
-from tandem.generate_command import describe, stream
+from tandem.generate_command import stream
 from tandem.processes import LocalCluster
 
 PROMPT = '''class Matrix:

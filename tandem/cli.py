@@ -7,17 +7,14 @@ from typing import Annotated
 
 import typer
 
-from tandem import cluster_options, generate_command, models
-from tandem.client import ReplicaInfo, SyncTandemClient, TandemError
+from tandem import cluster_options, generate_command, models, status_commands
 from tandem.defaults import NUM_DRAFT_TOKENS
 from tandem.doctor.command import doctor
-from tandem.health import HealthError, ask_health
 from tandem.processes import MODULES, LocalCluster, ServiceStartError, require_engine, service_command
 from tandem.serving.channels import AddressError
+from tandem.status_commands import fail
 
-DEFAULT_ADDRESS = generate_command.DEFAULT_ADDRESS
 _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-_TIMEOUT_S = 5.0
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 models_app = typer.Typer(no_args_is_help=True, help="Model files on this machine.")
@@ -25,13 +22,9 @@ bench_app = typer.Typer(no_args_is_help=True, help="Measurements with their meth
 app.add_typer(models_app, name="models")
 app.add_typer(bench_app, name="bench")
 app.command("generate")(generate_command.generate)
+app.command("status")(status_commands.status)
+app.command("health")(status_commands.health)
 app.command("doctor")(doctor)
-
-
-def fail(message: str) -> typer.Exit:
-    """One clear line on standard error, and exit code 2."""
-    typer.echo(f"tandem: {message}", err=True)
-    return typer.Exit(2)
 
 
 @app.callback(invoke_without_command=True)
@@ -180,58 +173,6 @@ def up(
         raise fail(str(error)) from error
     except KeyboardInterrupt:
         typer.echo("stopped")
-
-
-@app.command()
-def status(
-    address: Annotated[str, typer.Option(help="The orchestrator's HOST:PORT.")] = DEFAULT_ADDRESS,
-) -> None:
-    """What an orchestrator serves, and the load of its services."""
-    try:
-        with SyncTandemClient(address) as client:
-            info = client.info(_TIMEOUT_S)
-    except (TandemError, AddressError) as error:
-        raise fail(str(error)) from error
-    typer.echo(f"requests     {info.num_running_requests} running")
-    for replica in info.replicas:
-        typer.echo(f"{replica.role:<12} {describe_replica(replica)}")
-    if not info.drafts:
-        typer.echo("draft        none")
-
-
-def describe_replica(replica: ReplicaInfo) -> str:
-    """What computes there, and how busy it is, on one line."""
-    model, load = replica.model, replica.load
-    name = f"{replica.address} {replica.proposer or model.model_id}"
-    if not replica.is_connected:
-        return f"{name}: NOT CONNECTED: {replica.problem}"
-    numerics = "deterministic" if model.deterministic else "NOT deterministic"
-    engine = f"{model.backend} {model.dtype}, {numerics}; " if model.backend else ""
-    blocks = ""
-    if load.total_blocks:
-        blocks = f"{load.used_blocks} of {load.total_blocks} blocks in use, {load.cached_blocks} cached; "
-    counts = (
-        f"{load.preemptions} preemptions, {load.shrunk_draft_tokens} shrunk drafts, "
-        f"{load.evicted_sessions} evicted sessions, {load.hit_blocks} cached blocks found, "
-        f"{load.evicted_blocks} evicted, {load.stale_items} stale items"
-    )
-    return f"{name}: {engine}{load.running} sessions, {load.waiting} waiting; {blocks}since start: {counts}"
-
-
-@app.command()
-def health(
-    address: Annotated[str, typer.Option(help="Any service's HOST:PORT.")] = DEFAULT_ADDRESS,
-) -> None:
-    """Exit 0 when the service at the address says SERVING, 1 otherwise."""
-    try:
-        state = ask_health(address, _TIMEOUT_S)
-    except AddressError as error:
-        raise fail(str(error)) from error
-    except HealthError as error:
-        typer.echo(f"tandem: {error}", err=True)
-        raise typer.Exit(1) from error
-    typer.echo(state)
-    raise typer.Exit(0 if state == "SERVING" else 1)
 
 
 def main() -> None:

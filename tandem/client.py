@@ -11,7 +11,8 @@
         for answer in await client.complete_many("Once upon a time", n=3):
             print(answer.sample_index, answer.text)
 
-Leaving the loop early, or cancelling the task that runs it, cancels the request on the server.
+Leaving the loop early, or cancelling the task that runs it, cancels the request on the server. For TLS and tokens give
+the client `credentials=Credentials(tls_ca=Path("ca.pem"), token=...)`.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ from tandem.client_errors import (
     InvalidRequestError,
     OverloadedError,
     TandemError,
+    UnauthenticatedError,
     UnavailableError,
     UnsupportedError,
     from_rpc_error,
@@ -37,13 +39,18 @@ from tandem.client_info import ReplicaInfo, ServerInfo, server_info
 from tandem.client_request import GenerateOptions, Prompt, build_request, refuse_several
 from tandem.client_result import Chunk, GenerationResult, Speculation
 from tandem.client_resume import Patience
+from tandem.credentials import Credentials
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.serving.channels import MAX_APPLICATION_MESSAGE_BYTES, channel_options, parse_address
+from tandem.serving.channels import MAX_APPLICATION_MESSAGE_BYTES
+from tandem.serving.dialer import Dialer
+from tandem.serving.pem import CredentialsError
 
 __all__ = [
     "Answer",
     "Chunk",
+    "Credentials",
+    "CredentialsError",
     "DeadlineExceededError",
     "GenerateOptions",
     "Generation",
@@ -58,6 +65,7 @@ __all__ = [
     "SyncTandemClient",
     "TandemClient",
     "TandemError",
+    "UnauthenticatedError",
     "UnavailableError",
     "UnsupportedError",
 ]
@@ -66,21 +74,22 @@ __all__ = [
 class _ClientBase:
     """The addresses and options both clients share."""
 
-    def __init__(self, address: str, resume: bool = False) -> None:
-        """Nothing is connected yet; AddressError for what is not HOST:PORT,...
+    def __init__(self, address: str, resume: bool = False, credentials: Credentials | None = None) -> None:
+        """Nothing is connected yet; AddressError for what is not HOST:PORT,..., CredentialsError for unusable ones.
 
         Args:
             address: of an orchestrator, or of several with the same models behind them, which are called in turn: the
                 next one whenever one cannot be reached.
             resume: a generation whose orchestrator is lost goes on at the next one, with the same tokens (under
                 policies `greedy` and `coupled`), instead of raising UnavailableError.
+            credentials: for TLS, and the token that is sent with every call; clear text and no token without any.
         """
         self.addresses = tuple(dict.fromkeys(part.strip() for part in address.split(",")))
+        self.dialer = Dialer(credentials, MAX_APPLICATION_MESSAGE_BYTES)
         for one in self.addresses:
-            parse_address(one)
+            self.dialer.check(one)
         self._number = 0  # of the address that is called
         self._patience = Patience() if resume else None
-        self._options = channel_options(MAX_APPLICATION_MESSAGE_BYTES)
 
     @property
     def address(self) -> str:
@@ -96,8 +105,8 @@ class _ClientBase:
 class TandemClient(_ClientBase):
     """Calls orchestrators from asyncio. May be made before the event loop runs; use it on one loop at a time."""
 
-    def __init__(self, address: str, resume: bool = False) -> None:
-        super().__init__(address, resume)
+    def __init__(self, address: str, resume: bool = False, credentials: Credentials | None = None) -> None:
+        super().__init__(address, resume, credentials)
         self._channels: dict[str, grpc.aio.Channel] = {}  # by address
         self._loop: asyncio.AbstractEventLoop | None = None  # the channels'
         self._calls: set[Any] = set()  # that have not ended; closing the channel would leave their readers waiting
@@ -130,10 +139,12 @@ class TandemClient(_ClientBase):
         """What is served, and how busy it is. TandemError when the call fails."""
         address = self.address
         try:
-            call: Any = self._stub(address).GetInfo(pb.GetInfoRequest(), timeout=timeout)
+            call: Any = self._stub(address).GetInfo(
+                pb.GetInfoRequest(), timeout=timeout, metadata=self.dialer.metadata
+            )
             return server_info(await call)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, address, timeout) from error
+            raise from_rpc_error(error, address, timeout, self.dialer) from error
 
     async def close(self) -> None:
         """Cancel what runs, and disconnect."""
@@ -153,7 +164,7 @@ class TandemClient(_ClientBase):
 
     def _start(self, address: str, request: pb.GenerateRequest, timeout: float | None) -> Any:
         """The running call."""
-        call: Any = self._stub(address).Generate(request, timeout=timeout)
+        call: Any = self._stub(address).Generate(request, timeout=timeout, metadata=self.dialer.metadata)
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
         return call
@@ -167,16 +178,16 @@ class TandemClient(_ClientBase):
             self._channels = {}
         self._loop = loop
         if address not in self._channels:
-            self._channels[address] = grpc.aio.insecure_channel(address, options=self._options)
+            self._channels[address] = self.dialer.open(address)
         return orchestrator_pb2_grpc.OrchestratorServiceStub(self._channels[address])
 
 
 class SyncTandemClient(_ClientBase):
     """Calls orchestrators without asyncio. Thread-safe."""
 
-    def __init__(self, address: str, resume: bool = False) -> None:
-        super().__init__(address, resume)
-        self._channels = {one: grpc.insecure_channel(one, options=self._options) for one in self.addresses}
+    def __init__(self, address: str, resume: bool = False, credentials: Credentials | None = None) -> None:
+        super().__init__(address, resume, credentials)
+        self._channels = {one: self.dialer.open_blocking(one) for one in self.addresses}
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> SyncGeneration:
         """As `TandemClient.generate`."""
@@ -201,9 +212,11 @@ class SyncTandemClient(_ClientBase):
         """As `TandemClient.info`."""
         address = self.address
         try:
-            return server_info(self._stub(address).GetInfo(pb.GetInfoRequest(), timeout=timeout))
+            return server_info(
+                self._stub(address).GetInfo(pb.GetInfoRequest(), timeout=timeout, metadata=self.dialer.metadata)
+            )
         except grpc.RpcError as error:
-            raise from_rpc_error(error, address, timeout) from error
+            raise from_rpc_error(error, address, timeout, self.dialer) from error
 
     def close(self) -> None:
         """Cancel what runs, and disconnect."""
@@ -219,7 +232,7 @@ class SyncTandemClient(_ClientBase):
         self.close()
 
     def _start(self, address: str, request: pb.GenerateRequest, timeout: float | None) -> Any:
-        return self._stub(address).Generate(request, timeout=timeout)
+        return self._stub(address).Generate(request, timeout=timeout, metadata=self.dialer.metadata)
 
     def _stub(self, address: str) -> orchestrator_pb2_grpc.OrchestratorServiceStub:
         return orchestrator_pb2_grpc.OrchestratorServiceStub(self._channels[address])

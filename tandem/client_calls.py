@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from tandem.client_errors import TandemError, UnavailableError, from_rpc_error
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.serving.dialer import Dialer
 
 
 class Addresses(Protocol):
@@ -14,6 +15,11 @@ class Addresses(Protocol):
     @property
     def address(self) -> str:
         """The one that is called now."""
+        ...
+
+    @property
+    def dialer(self) -> Dialer:
+        """How it is called."""
         ...
 
     def leave(self, address: str) -> None:
@@ -48,7 +54,7 @@ class Calls:
 
     def as_error(self, error: Any) -> TandemError:
         """The typed error of what gRPC raised about the last call."""
-        known = from_rpc_error(error, self._address, self._timeout_s)
+        known = from_rpc_error(error, self._address, self._timeout_s, self._addresses.dialer)
         if isinstance(known, UnavailableError):
             self._addresses.leave(self._address)
         return known

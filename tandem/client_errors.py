@@ -1,10 +1,11 @@
 """What a client raises: one class a cause an application can act on."""
 
+import re
 from typing import Any
 
 import grpc
 
-from tandem.serving.channels import why_not_connected
+from tandem.serving.dialer import Dialer
 from tandem.serving.retry import retry_after_s
 
 
@@ -26,6 +27,10 @@ class UnsupportedError(TandemError):
     """The request asks for something by name that is not offered."""
 
 
+class UnauthenticatedError(TandemError):
+    """The service wants a token and got none that it knows, or one that has expired; the message says which."""
+
+
 class OverloadedError(TandemError):
     """There is no room now; try again later."""
 
@@ -41,25 +46,33 @@ class DeadlineExceededError(TandemError):
 _CLASSES: dict[grpc.StatusCode, type[TandemError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
     grpc.StatusCode.UNIMPLEMENTED: UnsupportedError,
+    grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: OverloadedError,
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
 }
 
 
-def from_rpc_error(error: Any, address: str, timeout_s: float | None) -> TandemError:
+_TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")  # gRPC's own words
+
+
+def from_rpc_error(error: Any, address: str, timeout_s: float | None, dialer: Dialer) -> TandemError:
     """The typed error for a grpc.RpcError (a finished call as well) of a call to `address` with this timeout."""
     code: grpc.StatusCode = error.code()
-    details = describe_rpc_error(error, address, timeout_s)
+    details = describe_rpc_error(error, address, timeout_s, dialer)
     if code is grpc.StatusCode.UNIMPLEMENTED and details.startswith("Method not found"):  # gRPC's own words
         details = f"the service at {address} is not an orchestrator; is it the target's or the draft's port?"
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and (sizes := _TOO_LARGE.search(details)):
+        return InvalidRequestError(
+            code.name, f"the request's {sizes[1]} bytes are more than the limit of {sizes[2]} bytes of a message"
+        )
     return _CLASSES.get(code, TandemError)(code.name, details, retry_after_s(error))
 
 
-def describe_rpc_error(error: Any, address: str, timeout_s: float | None) -> str:
+def describe_rpc_error(error: Any, address: str, timeout_s: float | None, dialer: Dialer) -> str:
     """What a service said about a failed call; where gRPC itself speaks, who was called and how long was waited."""
     details = str(error.details() or "no details")
-    cause = why_not_connected(details)
+    cause = dialer.why_not_connected(details)
     if cause is not None:
         return f"no Tandem service answers at {address}: {cause}"
     if timeout_s is not None and "Deadline Exceeded" in details:  # gRPC's own words

@@ -7,14 +7,23 @@ from typing import Annotated
 
 import typer
 
-from tandem import cluster_options
-from tandem.client import GenerateOptions, GenerationResult, Prompt, SyncTandemClient, TandemError
+from tandem import cluster_options, connection_options
+from tandem.answer_figures import describe, describe_logprobs
+from tandem.client import (
+    GenerateOptions,
+    GenerationResult,
+    Prompt,
+    SyncTandemClient,
+    TandemError,
+    UnauthenticatedError,
+)
 from tandem.client_request import build_request
-from tandem.defaults import MAX_TOKENS, NUM_DRAFT_TOKENS
+from tandem.credentials import Credentials
+from tandem.defaults import MAX_TOKENS, NUM_DRAFT_TOKENS, ORCHESTRATOR_ADDRESS
 from tandem.processes import LocalCluster, ServiceStartError
 from tandem.serving.channels import AddressError
+from tandem.serving.pem import CredentialsError
 
-DEFAULT_ADDRESS = "127.0.0.1:50050"
 _PROBE_TIMEOUT_S = 1.0
 _OWN_SERVICES = ("model", "dtype", "proposer", "draft_model", "head", "prompt_lookup", "threads", "toy")
 
@@ -24,7 +33,9 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue; - reads standard input.")],
     address: Annotated[
         str | None,
-        typer.Option(help=f"A running orchestrator. Default: {DEFAULT_ADDRESS} if it answers, else own services."),
+        typer.Option(
+            help=f"A running orchestrator. Default: {ORCHESTRATOR_ADDRESS} if it answers, else own services."
+        ),
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Send the prompt as a user's message.")] = False,
     max_tokens: Annotated[
@@ -90,6 +101,12 @@ def generate(
     prompt_lookup: cluster_options.PromptLookup = True,
     threads: cluster_options.Threads = None,
     toy: cluster_options.Toy = None,
+    tls_ca: connection_options.TlsCa = None,
+    tls_client_cert: connection_options.TlsClientCert = None,
+    tls_client_key: connection_options.TlsClientKey = None,
+    tls_server_name: connection_options.TlsServerName = None,
+    token_file: connection_options.TokenFile = None,
+    insecure: connection_options.Insecure = False,
 ) -> None:
     """Generate from PROMPT and stream the text.
 
@@ -127,10 +144,16 @@ def generate(
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack a character
     try:
         build_request(text, **options)  # what cannot be asked is refused before services are started
-        with services(address, own, choice) as serving, SyncTandemClient(serving) as client:
+        shown = connection_options.credentials(
+            tls_ca, tls_client_cert, tls_client_key, tls_server_name, token_file, insecure
+        )
+        with (
+            services(address, own, choice, shown) as serving,
+            SyncTandemClient(serving, credentials=shown) as client,
+        ):
             asked: Prompt = [{"role": "user", "content": text}] if chat else text
             results = gather(client, asked, options) if n > 1 else [stream(client, asked, options)]
-    except (TandemError, ServiceStartError, AddressError, cluster_options.OptionError) as error:
+    except (TandemError, ServiceStartError, AddressError, CredentialsError, cluster_options.OptionError) as error:
         typer.echo(f"tandem: {error}", err=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
@@ -145,26 +168,35 @@ def generate(
 
 
 @contextlib.contextmanager
-def services(address: str | None, own: list[str], choice: cluster_options.ClusterChoice) -> Iterator[str]:
+def services(
+    address: str | None, own: list[str], choice: cluster_options.ClusterChoice, shown: Credentials
+) -> Iterator[str]:
     """The address of an orchestrator: a running one, or one started for as long as the context lasts."""
     if address is not None:
         if own:
             given = ", ".join(f"--{name.replace('_', '-')}" for name in own)
             raise cluster_options.OptionError(f"--address uses running services, so {given} cannot be chosen")
         yield address
-    elif not own and is_serving(DEFAULT_ADDRESS):
-        yield DEFAULT_ADDRESS
+    elif not own and is_serving(ORCHESTRATOR_ADDRESS, shown):
+        yield ORCHESTRATOR_ADDRESS
     else:
+        if shown.tls_ca is not None:
+            raise cluster_options.OptionError(
+                f"--tls-ca {shown.tls_ca} is for running services: none answers at {ORCHESTRATOR_ADDRESS}, or "
+                "others were asked for"
+            )
         typer.echo("starting services for this call; `tandem up` keeps them running", err=True)
         with cluster_options.termination_as_interrupt(), LocalCluster(choice.plan(), quiet=True) as cluster:
             yield cluster.addresses["orchestrator"]
 
 
-def is_serving(address: str) -> bool:
+def is_serving(address: str, shown: Credentials) -> bool:
     """Whether an orchestrator answers there at once."""
-    with SyncTandemClient(address) as client:
+    with SyncTandemClient(address, credentials=shown) as client:
         try:
             client.info(timeout=_PROBE_TIMEOUT_S)
+        except UnauthenticatedError:
+            return True  # it says so again, to whoever asked
         except TandemError:
             return False
     return True
@@ -194,59 +226,6 @@ def gather(client: SyncTandemClient, prompt: Prompt, options: GenerateOptions) -
             for answer in generation.answers:
                 sys.stdout.write(f"answer {answer.sample_index}:\n{answer.text}\n")
     return generation.results
-
-
-def describe(result: GenerationResult) -> str:
-    """The figures of one answer, one a line."""
-    figures = result.speculation
-    rate = "n/a (nothing drafted)" if figures.acceptance_rate is None else f"{figures.acceptance_rate:.1%}"
-    speed = "n/a (one round)" if result.tokens_per_second is None else f"{result.tokens_per_second:.1f}"
-    per_pass = result.num_completion_tokens / figures.num_rounds if figures.num_rounds else 0.0
-    per_pos = ", ".join(
-        f"{accepted}/{drafted}"
-        for accepted, drafted in zip(figures.num_accepted_per_pos, figures.num_draft_tokens_per_pos, strict=True)
-    )
-    return "\n".join(
-        [
-            f"prompt tokens           {result.num_prompt_tokens} ({result.num_cached_tokens} cached)",
-            f"tokens                  {result.num_completion_tokens} ({result.finish_reason.name.lower()})",
-            f"target passes           {figures.num_rounds}",
-            f"tokens per target pass  {per_pass:.2f}",
-            f"acceptance rate         {rate} ({figures.num_accepted} of {figures.num_draft_tokens} drafts)",
-            f"accepted by position    {per_pos or 'n/a'}",
-            f"generation tokens/s     {speed}",
-            f"time to first token     {result.time_to_first_token_s * 1000:.0f} ms",
-            f"fallback rounds         {figures.num_fallback_rounds}",
-            f"policy                  {result.verification_policy} (q: {result.draft_probs_transport})",
-            f"seed                    {result.seed}",
-            f"sample index            {result.sample_index}",
-        ]
-    )
-
-
-def describe_logprobs(result: GenerationResult) -> str:
-    """A line a token: id, text, log-probability and rank, then the likeliest of its row: id, text, log-probability."""
-    texts = [printable(entry.token_bytes) for entry in result.logprobs]
-    width = max(map(len, texts), default=0)
-    lines = [f"{'token id':>8}  {'text':<{width}}  {'logprob':>10}  {'rank':>6}  likeliest"]
-    for token_id, text, entry in zip(result.token_ids, texts, result.logprobs, strict=True):
-        likeliest = ", ".join(
-            f"{top_id} {printable(token)} {logprob:.4f}"
-            for top_id, token, logprob in zip(
-                entry.top_token_ids, entry.top_token_bytes, entry.top_logprobs, strict=True
-            )
-        )
-        line = f"{token_id:>8}  {text:<{width}}  {entry.logprob:>10.4f}  {entry.rank:>6}  {likeliest}"
-        lines.append(line.rstrip())
-    return "\n".join(lines)
-
-
-def printable(token: bytes) -> str:
-    """Quoted text with what cannot be printed escaped: '\\n'; b'\\xf0\\x9f' where it is not whole characters."""
-    try:
-        return repr(token.decode())
-    except UnicodeDecodeError:
-        return repr(token)
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

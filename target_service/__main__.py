@@ -10,9 +10,8 @@ import grpc
 from engine.backends.base import EngineError
 from engine.backends.options import add_engine_arguments, engine_settings
 from engine.backends.registry import load_engine
-from tandem.serving.channels import MAX_INNER_MESSAGE_BYTES
 from tandem.serving.compute import ComputeThread
-from tandem.serving.life import run_server
+from tandem.serving.life import ServerSettings, run_server
 from tandem.serving.metrics_server import serving_metrics
 from tandem.serving.options import (
     add_freeze_argument,
@@ -20,7 +19,6 @@ from tandem.serving.options import (
     make_parser,
     positive_int,
     seconds,
-    server_settings,
 )
 from tandem.serving.start import run_service
 from tandem.target.v1 import target_pb2_grpc
@@ -85,7 +83,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; 2 after one line on standard error when it cannot start."""
-    return run_service("target_service", build_parser().parse_args(arguments), _load, _serve, (EngineError,))
+    options = build_parser().parse_args(arguments)
+    return run_service("target_service", SERVICE_NAME, options, _load, _serve, (EngineError,))
 
 
 def _load(options: argparse.Namespace) -> tuple[Scheduler, ModelInfo]:
@@ -114,18 +113,19 @@ def _load(options: argparse.Namespace) -> tuple[Scheduler, ModelInfo]:
     return scheduler, info
 
 
-async def _serve(options: argparse.Namespace, loaded: tuple[Scheduler, ModelInfo]) -> None:
+async def _serve(
+    options: argparse.Namespace, settings: ServerSettings, loaded: tuple[Scheduler, ModelInfo]
+) -> None:
     """From bind to drain; a fault of the step loop ends the process too, for nobody would be answered any more."""
     scheduler, info = loaded
 
     def register(server: grpc.aio.Server) -> None:
         target_pb2_grpc.add_TargetServiceServicer_to_server(TargetServicer(scheduler, info), server)
 
-    settings = server_settings(options, SERVICE_NAME, MAX_INNER_MESSAGE_BYTES)
     steps = asyncio.create_task(scheduler.run())
 
     async def serve() -> None:
-        async with serving_metrics(scheduler.metrics.all, options.metrics_address, insecure=options.insecure):
+        async with serving_metrics(scheduler.metrics.all, settings):
             await run_server(
                 settings,
                 register,

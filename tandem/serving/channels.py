@@ -9,6 +9,7 @@ MAX_INNER_MESSAGE_BYTES = 32 * 1024 * 1024
 MAX_APPLICATION_MESSAGE_BYTES = 4 * 1024 * 1024
 
 _Options = list[tuple[str, int]]
+_ChannelOptions = list[tuple[str, int | str]]
 # How gRPC says that there is no connection, and where in it the cause stands.
 _NO_CONNECTION = re.compile(
     r"failed to connect to all addresses; last error: \w+: \S+: (?:Failed to connect to remote host: )?(?P<refused>.+)"
@@ -29,18 +30,25 @@ def parse_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def check_bind_address(address: str, *, insecure: bool) -> None:
-    """Raise AddressError for a non-loopback address in clear text unless that was asked for."""
+def is_loopback(address: str) -> bool:
+    """Whether what is said to HOST:PORT stays on this machine; AddressError for what is not HOST:PORT."""
     host, _ = parse_address(address)
     name = host.strip("[]")
     try:
-        is_loopback = ipaddress.ip_address(name).is_loopback
+        return ipaddress.ip_address(name).is_loopback
     except ValueError:
-        is_loopback = name == "localhost"
-    if not is_loopback and not insecure:
+        return name == "localhost"
+
+
+def check_bind_address(address: str, *, insecure: bool, has_tls: bool = False) -> None:
+    """Raise AddressError for a non-loopback address in clear text unless that, and not TLS, was asked for."""
+    is_private = is_loopback(address)
+    if insecure and has_tls:
+        raise AddressError("--insecure accepts clear text and --tls-cert ends it; leave one of them out")
+    if not (is_private or insecure or has_tls):
         raise AddressError(
             f"address {address!r} is not a loopback address and the connection would be in clear text; "
-            "pass --insecure to accept that"
+            "use TLS (--tls-cert FILE --tls-key FILE), or pass --insecure to accept that"
         )
 
 
@@ -57,9 +65,12 @@ def server_options(max_message_bytes: int) -> _Options:
     ]
 
 
-def channel_options(max_message_bytes: int) -> _Options:
-    """The client's half; never through an HTTP proxy, and a connection of its own."""
-    return [
+def channel_options(max_message_bytes: int, server_name: str | None = None) -> _ChannelOptions:
+    """The client's half; never through an HTTP proxy, and a connection of its own.
+
+    `server_name`: in the server's certificate; None: the host that is called.
+    """
+    options: _ChannelOptions = [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.keepalive_time_ms", 20_000),
@@ -71,6 +82,9 @@ def channel_options(max_message_bytes: int) -> _Options:
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 2_000),
     ]
+    if server_name is not None:
+        options.append(("grpc.ssl_target_name_override", server_name))
+    return options
 
 
 def why_not_connected(details: str) -> str | None:
@@ -79,7 +93,29 @@ def why_not_connected(details: str) -> str | None:
     return (match["refused"] or match["unknown"] or details) if match else None
 
 
-def open_channel(address: str, max_message_bytes: int = MAX_INNER_MESSAGE_BYTES) -> grpc.aio.Channel:
-    """A channel in clear text to HOST:PORT."""
+def open_channel(
+    address: str,
+    max_message_bytes: int = MAX_INNER_MESSAGE_BYTES,
+    tls: grpc.ChannelCredentials | None = None,
+    server_name: str | None = None,
+) -> grpc.aio.Channel:
+    """A channel to HOST:PORT on the running event loop; in clear text without `tls`."""
     parse_address(address)
-    return grpc.aio.insecure_channel(address, options=channel_options(max_message_bytes))
+    options = channel_options(max_message_bytes, server_name)
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, tls, options=options)
+
+
+def open_blocking_channel(
+    address: str,
+    max_message_bytes: int,
+    tls: grpc.ChannelCredentials | None = None,
+    server_name: str | None = None,
+) -> grpc.Channel:
+    """`open_channel`, for threads."""
+    parse_address(address)
+    options = channel_options(max_message_bytes, server_name)
+    if tls is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, tls, options=options)

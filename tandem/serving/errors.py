@@ -20,6 +20,7 @@ _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
+HEALTH_METHODS = "/grpc.health."  # they are answered as they are, to everybody
 MAX_DETAILS_CHARS = 1000  # details travel as metadata, which clients limit to a few kilobytes
 
 
@@ -73,7 +74,7 @@ class LifecycleInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "_Handler | None":
         handler: Any = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith("/grpc.health."):
+        if handler is None or handler_call_details.method.startswith(HEALTH_METHODS):
             return handler  # type: ignore[no-any-return]
         codecs = {
             "request_deserializer": _forgiving(handler.request_deserializer),

@@ -9,16 +9,18 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
 
 from tandem.serving.channels import check_bind_address, parse_address, server_options
 from tandem.serving.errors import LifecycleInterceptor
+from tandem.serving.server_tls import ServerTls
 
 _log = logging.getLogger(__name__)
 
@@ -40,13 +42,24 @@ class ServerSettings:
     grace_s: float = 5.0  # running calls may take this long to finish when the server stops
     ready_file: Path | None = None
     stop_at_eof: bool = False  # stop when standard input ends: a parent that was killed leaves nobody behind
+    tls: ServerTls | None = None  # None: clear text
+    reflection: bool = False  # tell what can be called to whoever may call
+    metrics_address: str | None = None  # HOST:PORT of the page of figures; None: there is none
+
+    def check(self) -> None:
+        """AddressError for an address that may not be listened on like this."""
+        check_bind_address(self.address, insecure=self.insecure, has_tls=self.tls is not None)
+        if self.metrics_address is not None:
+            check_bind_address(self.metrics_address, insecure=self.insecure)
 
 
-def _bind(server: grpc.aio.Server, address: str) -> str:
+def _bind(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> str:
     """Bind and return HOST:PORT with the real port; PortInUseError when the address is taken."""
     host, _ = parse_address(address)
     try:
-        port = server.add_insecure_port(address)
+        port = (
+            server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls.credentials())
+        )
     except RuntimeError as error:
         raise PortInUseError(f"address {address}: cannot be bound (already in use, or not of this host)") from error
     if port == 0:
@@ -97,6 +110,7 @@ async def run_server(
     *,
     on_drain: Callable[[], Awaitable[None]] | None = None,
     is_healthy: Callable[[], bool] = lambda: True,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain and return.
 
@@ -104,22 +118,26 @@ async def run_server(
         register: adds the servicers.
         on_drain: awaited after health says NOT_SERVING and before calls are cut off.
         is_healthy: asked again and again; health says NOT_SERVING while it is false.
+        interceptors: of every call; what they raise becomes a status.
 
     Raises:
         AddressError, PortInUseError: before anything is served.
     """
-    check_bind_address(settings.address, insecure=settings.insecure)
+    settings.check()
     if settings.ready_file is not None and not settings.ready_file.parent.is_dir():
         raise FileNotFoundError(
             f"--ready-file {settings.ready_file}: there is no folder {settings.ready_file.parent}"
         )
     server = grpc.aio.server(
-        interceptors=[LifecycleInterceptor()], options=server_options(settings.max_message_bytes)
+        interceptors=[LifecycleInterceptor(), *interceptors], options=server_options(settings.max_message_bytes)
     )
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     register(server)
-    address = _bind(server, settings.address)
+    if settings.reflection:
+        names = (settings.service_name, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
+        reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
+    address = _bind(server, settings.address, settings.tls)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

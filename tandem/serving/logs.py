@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 FORMATS = ("text", "json")
 # What a line may be about, in this order; `extra=` of a logging call may say it as well.
-FIELDS = ("request_id", "session_id", "trace_id", "method", "status")
+FIELDS = ("request_id", "session_id", "trace_id", "caller", "method", "status")
 
 # Later versions may have more behind it; not at any length, for every item of a request carries it.
 _TRACEPARENT = re.compile(

@@ -10,8 +10,8 @@ from http import HTTPStatus
 
 from prometheus_client.exposition import choose_encoder
 
-from tandem.serving.channels import check_bind_address, parse_address
-from tandem.serving.life import PortInUseError
+from tandem.serving.channels import parse_address
+from tandem.serving.life import PortInUseError, ServerSettings
 from tandem.serving.metrics import Metrics
 
 _log = logging.getLogger(__name__)
@@ -21,15 +21,16 @@ _TIMEOUT_S = 5.0  # for one request, from its first byte to the answer's last
 
 
 @asynccontextmanager
-async def serving_metrics(metrics: Metrics, address: str | None, *, insecure: bool) -> AsyncIterator[str | None]:
+async def serving_metrics(metrics: Metrics, settings: ServerSettings) -> AsyncIterator[str | None]:
     """Serve inside -> HOST:PORT with the real port; None, and nothing is served, without an address.
 
     AddressError for an address that may not be used, PortInUseError for one that is taken.
     """
+    settings.check()
+    address = settings.metrics_address
     if address is None:
         yield None
         return
-    check_bind_address(address, insecure=insecure)
     host, port = parse_address(address)
     page = _Page(metrics)
     try:

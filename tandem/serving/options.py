@@ -1,11 +1,13 @@
-"""The options every service has: where it listens, how it says that it is ready, how it ends."""
+"""The options every service has: where and to whom it listens, how it says that it is ready, how it ends."""
 
 import argparse
 from pathlib import Path
 
+from tandem.credentials import Credentials
 from tandem.serving.compute import FREEZE_S
 from tandem.serving.life import ServerSettings
 from tandem.serving.logs import FORMATS
+from tandem.serving.server_tls import read_server_tls
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -24,12 +26,28 @@ def make_parser(prog: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def add_server_arguments(parser: argparse.ArgumentParser, default_address: str) -> None:
-    """Add --address, --insecure, --metrics-address, --ready-file, --grace, --log-level and --log-format."""
+    """Add where to listen and for metrics, TLS, --reflection, --ready-file, --grace and what is logged."""
     group = parser.add_argument_group("server")
     group.add_argument(
         "--address", default=default_address, metavar="HOST:PORT", help="where to listen; port 0: a free one"
     )
     group.add_argument("--insecure", action="store_true", help="accept a non-loopback address in clear text")
+    group.add_argument(
+        "--tls-cert",
+        type=Path,
+        metavar="FILE",
+        help="TLS: the service's certificate, and what links it to its CA (PEM)",
+    )
+    group.add_argument("--tls-key", type=Path, metavar="FILE", help="the certificate's key (PEM, no passphrase)")
+    group.add_argument(
+        "--tls-client-ca",
+        type=Path,
+        metavar="FILE",
+        help="mutual TLS: let in only clients with a certificate that one of these authorities has signed (PEM)",
+    )
+    group.add_argument(
+        "--reflection", action="store_true", help="tell clients such as grpcurl what can be called, and how"
+    )
     group.add_argument("--ready-file", type=Path, metavar="PATH", help="written with the bound address when ready")
     group.add_argument(
         "--grace", type=seconds, default=5.0, metavar="S", help="seconds for what runs when the service stops"
@@ -57,8 +75,35 @@ def add_freeze_argument(group: argparse._ActionsContainer) -> None:
     )
 
 
+def add_dialing_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of TLS towards the services that this one calls."""
+    group = parser.add_argument_group("calls to the target and draft services")
+    group.add_argument(
+        "--tls-ca",
+        type=Path,
+        metavar="FILE",
+        help="call with TLS: authorities, one of which signed their certificates",
+    )
+    group.add_argument(
+        "--tls-client-cert", type=Path, metavar="FILE", help="mutual TLS: the certificate to show them (PEM)"
+    )
+    group.add_argument(
+        "--tls-client-key", type=Path, metavar="FILE", help="the certificate's key (PEM, no passphrase)"
+    )
+    group.add_argument(
+        "--tls-server-name",
+        metavar="NAME",
+        help="the name in their certificates; default: the host that is called, which with dns: is an IP address",
+    )
+
+
+def dialing_credentials(options: argparse.Namespace) -> Credentials:
+    """What the options of `add_dialing_arguments` say."""
+    return Credentials(options.tls_ca, options.tls_client_cert, options.tls_client_key, options.tls_server_name)
+
+
 def server_settings(options: argparse.Namespace, service_name: str, max_message_bytes: int) -> ServerSettings:
-    """What the options say about the server."""
+    """What the options say about the server; CredentialsError for TLS files that cannot be used."""
     return ServerSettings(
         service_name,
         options.address,
@@ -67,6 +112,9 @@ def server_settings(options: argparse.Namespace, service_name: str, max_message_
         grace_s=options.grace,
         ready_file=options.ready_file,
         stop_at_eof=options.stop_at_eof,
+        tls=read_server_tls(options.tls_cert, options.tls_key, options.tls_client_ca),
+        reflection=options.reflection,
+        metrics_address=options.metrics_address,
     )
 
 

@@ -6,11 +6,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
 
 from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.serving.errors import LifecycleInterceptor
+from tandem.serving.server_tls import ServerTls
 
 
 def started() -> pb.GenerateResponse:
@@ -106,11 +109,19 @@ class ScriptedServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
 
 @asynccontextmanager
-async def serving(servicer: ScriptedServicer) -> AsyncIterator[str]:
+async def serving(
+    servicer: ScriptedServicer,
+    tls: ServerTls | None = None,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+) -> AsyncIterator[str]:
     """The address of a running server."""
-    server = grpc.aio.server(interceptors=[LifecycleInterceptor()])
+    server = grpc.aio.server(interceptors=[LifecycleInterceptor(), *interceptors])
     orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    health_pb2_grpc.add_HealthServicer_to_server(health_aio.HealthServicer(), server)
+    if tls is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        port = server.add_secure_port("127.0.0.1:0", tls.credentials())
     await server.start()
     try:
         yield f"127.0.0.1:{port}"

@@ -121,6 +121,20 @@ def test_every_status_has_its_error(kind: str, status: grpc.StatusCode, error: t
 
 
 @BOTH
+def test_a_request_that_no_message_holds_is_refused_with_both_sizes(kind: str) -> None:
+    async def scenario() -> None:
+        servicer = ScriptedServicer(FULL)
+        async with serving(servicer) as address:
+            with pytest.raises(
+                InvalidRequestError, match=r"the request's 5\d{6} bytes are more than .* 4194304 bytes"
+            ):
+                await complete_with(kind, address, stop="x" * 5_000_000)
+        assert servicer.requests == []
+
+    run(scenario())
+
+
+@BOTH
 def test_a_server_that_is_not_there_is_unavailable(kind: str) -> None:
     async def scenario() -> None:
         with pytest.raises(UnavailableError, match=r"no Tandem service answers at 127\.0\.0\.1:1: .*refused"):

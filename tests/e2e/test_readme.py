@@ -8,7 +8,7 @@ from pathlib import Path
 from draft_service.__main__ import build_parser as draft_parser
 from loadtest.up import tandem_up
 from orchestrator.__main__ import build_parser as orchestrator_parser
-from tandem.generate_command import DEFAULT_ADDRESS
+from tandem.defaults import ORCHESTRATOR_ADDRESS
 from target_service.__main__ import build_parser as target_parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +46,7 @@ def test_the_services_it_starts_by_hand_are_what_this_build_understands_and_find
     assert options["orchestrator"].target == options["target"].address
     assert options["orchestrator"].draft == options["draft"].address
     assert options["orchestrator"].model == options["target"].model
-    assert options["orchestrator"].address == DEFAULT_ADDRESS
+    assert options["orchestrator"].address == ORCHESTRATOR_ADDRESS
 
 
 def test_its_python_runs() -> None:

@@ -119,6 +119,22 @@ def test_bytes_that_are_no_request_are_the_peers_fault_and_named(
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
+def test_a_message_beyond_the_servers_limit_is_refused_and_others_are_served(tmp_path: Path) -> None:
+    async def scenario() -> grpc.aio.AioRpcError:
+        task, address = await started(Servicer(), tmp_path)
+        async with open_channel(address) as channel:
+            method = channel.unary_unary(f"/{NAME}/GetInfo")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await method(bytes((1 << 20) + 1), timeout=10)
+            await target_pb2_grpc.TargetServiceStub(channel).GetInfo(target_pb2.GetInfoRequest(), timeout=10)
+        await stop(task)
+        return caught.value
+
+    failure = asyncio.run(scenario())
+    assert failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "message larger than max (1048577 vs. 1048576)" in str(failure.details())
+
+
 def test_a_client_that_has_gone_before_its_status_is_noted_and_is_no_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,7 +9,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.serving.channels import AddressError
-from tandem.serving.life import PortInUseError
+from tandem.serving.life import PortInUseError, ServerSettings
 from tandem.serving.load_metrics import add_load_metrics
 from tandem.serving.metrics import Metrics
 from tandem.serving.metrics_server import serving_metrics
@@ -18,6 +18,11 @@ from tandem.types import Load
 from tests.scraped import Scraped
 
 ADDRESS = "127.0.0.1:0"
+
+
+def at(address: str | None, *, insecure: bool = False) -> ServerSettings:
+    """Of a server in clear text, with its figures there."""
+    return ServerSettings("x", "127.0.0.1:0", 1024, insecure=insecure, metrics_address=address)
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
@@ -99,7 +104,7 @@ def test_the_page_is_what_a_scraper_reads_in_either_format() -> None:
     async def scenario() -> None:
         metrics = Metrics("target")
         metrics.counter("a_total", "Of a.").add(2)
-        async with serving_metrics(metrics, ADDRESS, insecure=False) as address:
+        async with serving_metrics(metrics, at(ADDRESS)) as address:
             assert address is not None
             head, body = await ask(address, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
             assert head.startswith("HTTP/1.1 200 OK")
@@ -125,7 +130,7 @@ def test_the_page_is_what_a_scraper_reads_in_either_format() -> None:
 )
 def test_nothing_else_is_answered(request_line: str, status: str) -> None:
     async def scenario() -> None:
-        async with serving_metrics(Metrics("target"), ADDRESS, insecure=False) as address:
+        async with serving_metrics(Metrics("target"), at(ADDRESS)) as address:
             assert address is not None
             head, _ = await ask(address, f"{request_line}\r\n\r\n")
             assert head.split()[1] == status
@@ -137,7 +142,7 @@ def test_a_request_that_takes_too_long_is_cut_off(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("tandem.serving.metrics_server._TIMEOUT_S", 0.01)
 
     async def scenario() -> None:
-        async with serving_metrics(Metrics("target"), ADDRESS, insecure=False) as address:
+        async with serving_metrics(Metrics("target"), at(ADDRESS)) as address:
             assert address is not None
             host, port = address.split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
@@ -153,7 +158,7 @@ def test_a_request_that_never_ends_holds_up_neither_others_nor_the_end(monkeypat
 
     async def scenario() -> None:
         metrics = Metrics("target")
-        async with serving_metrics(metrics, ADDRESS, insecure=False) as address:
+        async with serving_metrics(metrics, at(ADDRESS)) as address:
             assert address is not None
             host, port = address.split(":")
             _, writer = await asyncio.open_connection(host, int(port))
@@ -175,16 +180,16 @@ def test_a_request_that_never_ends_holds_up_neither_others_nor_the_end(monkeypat
 def test_the_address_is_held_to_the_rules_of_the_services_own() -> None:
     async def scenario() -> None:
         metrics = Metrics("target")
-        async with serving_metrics(metrics, None, insecure=False) as nowhere:
+        async with serving_metrics(metrics, at(None)) as nowhere:
             assert nowhere is None
         with pytest.raises(AddressError, match="pass --insecure"):
-            await serving_metrics(metrics, "0.0.0.0:0", insecure=False).__aenter__()
-        async with serving_metrics(metrics, "0.0.0.0:0", insecure=True) as address:
+            await serving_metrics(metrics, at("0.0.0.0:0")).__aenter__()
+        async with serving_metrics(metrics, at("0.0.0.0:0", insecure=True)) as address:
             assert address is not None
-        async with serving_metrics(metrics, ADDRESS, insecure=False) as address:
+        async with serving_metrics(metrics, at(ADDRESS)) as address:
             assert address is not None
             with pytest.raises(PortInUseError, match=f"--metrics-address {address}: cannot be bound"):
-                await serving_metrics(metrics, address, insecure=False).__aenter__()
+                await serving_metrics(metrics, at(address)).__aenter__()
 
     run(scenario())
 

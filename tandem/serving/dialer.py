@@ -1,0 +1,120 @@
+"""Calls with credentials: in clear text or TLS, with a token or without, and in words why there is no connection."""
+
+import re
+
+import grpc
+
+from tandem.credentials import Credentials
+from tandem.serving.channels import (
+    MAX_INNER_MESSAGE_BYTES,
+    is_loopback,
+    open_blocking_channel,
+    open_channel,
+    parse_address,
+    why_not_connected,
+)
+from tandem.serving.pem import CredentialsError, check_pair, read_authorities, read_pair
+
+_TOKEN = re.compile(r"[\x21-\x7e]+")  # what a header may hold, without spaces
+# What TLS says of a failed handshake; the first that is found is meant.
+_CERTIFICATE_PROBLEM = re.compile(r"CERTIFICATE_VERIFY_FAILED: (?P<reason>[^:]+)")
+_UNKNOWN_AUTHORITY = (
+    "unable to get local issuer certificate",
+    "self signed certificate",
+    "self-signed certificate",
+)
+_CLOSED = re.compile(r"Socket closed|Connection reset|Broken pipe|End of TCP stream", re.IGNORECASE)
+
+
+class Dialer:
+    """Opens channels with one set of credentials, whose files are read once."""
+
+    def __init__(
+        self, credentials: Credentials | None = None, max_message_bytes: int = MAX_INNER_MESSAGE_BYTES
+    ) -> None:
+        """None: clear text, without a token. CredentialsError, naming option and file, for what cannot be used."""
+        self._credentials = credentials or Credentials()
+        self._max_message_bytes = max_message_bytes
+        self._tls = _channel_credentials(self._credentials)
+        self.metadata = _metadata(self._credentials.token)  # of every call that a token may be asked for
+
+    def check(self, address: str) -> None:
+        """AddressError for what is not HOST:PORT, CredentialsError for where a token would travel in clear text."""
+        parse_address(address)
+        if self.metadata and self.is_overheard(address) and not self._credentials.insecure:
+            raise CredentialsError(
+                f"the token would travel in clear text to {address}, which is not a loopback address; use TLS "
+                "(--tls-ca FILE), or accept that (--insecure)"
+            )
+
+    def is_overheard(self, address: str) -> bool:
+        """Whether what is said leaves this machine in clear text."""
+        return self._tls is None and not is_loopback(address)
+
+    def open(self, address: str) -> grpc.aio.Channel:
+        """A channel to HOST:PORT on the running event loop; raises as `check`."""
+        self.check(address)
+        return open_channel(address, self._max_message_bytes, self._tls, self._credentials.tls_server_name)
+
+    def open_blocking(self, address: str) -> grpc.Channel:
+        """`open`, for threads."""
+        self.check(address)
+        return open_blocking_channel(address, self._max_message_bytes, self._tls, self._credentials.tls_server_name)
+
+    def why_not_connected(self, details: str) -> str | None:
+        """The cause, from gRPC's words about a connection that could not be made; None when they are about others."""
+        cause = why_not_connected(details)
+        return None if cause is None else self._in_words(cause)
+
+    def _in_words(self, cause: str) -> str:
+        """What a failed connection's cause says of certificates; other causes as they are."""
+        credentials = self._credentials
+        problem = _CERTIFICATE_PROBLEM.search(cause)
+        if problem is not None and problem["reason"] in _UNKNOWN_AUTHORITY:
+            return f"the server's certificate is not signed by an authority of --tls-ca {credentials.tls_ca}"
+        if problem is not None:
+            return f"the server's certificate is refused: {problem['reason']}"
+        if "Hostname Verification Check failed" in cause:
+            wanted = (
+                f"{credentials.tls_server_name!r}" if credentials.tls_server_name else "the host that was called"
+            )
+            return f"the server's certificate is not for {wanted}; --tls-server-name says which name it has"
+        if "WRONG_VERSION_NUMBER" in cause:
+            return "it does not speak TLS, and --tls-ca asks for that"
+        if not _CLOSED.search(cause):
+            return cause
+        if self._tls is None:
+            return f"it ended the connection at once, as a service with TLS does; --tls-ca asks for that ({cause})"
+        if credentials.tls_client_cert is None:
+            return f"it ended the connection at once; it may want a client certificate, --tls-client-cert ({cause})"
+        return (
+            f"it ended the connection at once; it may not accept the certificate of --tls-client-cert "
+            f"{credentials.tls_client_cert}: expired, or of an authority it does not know ({cause})"
+        )
+
+
+def _channel_credentials(credentials: Credentials) -> grpc.ChannelCredentials | None:
+    """None for clear text."""
+    cert, key = credentials.tls_client_cert, credentials.tls_client_key
+    check_pair("--tls-client-cert", cert, "--tls-client-key", key)
+    if credentials.tls_ca is None:
+        for option, given in (("--tls-client-cert", cert), ("--tls-server-name", credentials.tls_server_name)):
+            if given is not None:
+                raise CredentialsError(
+                    f"{option} {given}: needs --tls-ca FILE as well, for without it there is no TLS"
+                )
+        return None
+    authorities = read_authorities("--tls-ca", credentials.tls_ca)
+    if cert is None or key is None:
+        return grpc.ssl_channel_credentials(authorities)
+    chain, private_key = read_pair("--tls-client-cert", cert, "--tls-client-key", key)
+    return grpc.ssl_channel_credentials(authorities, private_key, chain)
+
+
+def _metadata(token: str | None) -> tuple[tuple[str, str], ...]:
+    """How a token travels; CredentialsError for one that cannot."""
+    if token is None:
+        return ()
+    if not _TOKEN.fullmatch(token):
+        raise CredentialsError("the token is empty, or has spaces or characters that are not printable ASCII")
+    return (("authorization", f"Bearer {token}"),)
