@@ -131,6 +131,14 @@ def up(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Accept a host that is not loopback, in clear text.")
     ] = False,
+    metrics_address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where to serve the orchestrator's Prometheus metrics; target's and draft's: the next two ports. "
+            "Port 0: free ones. Default: nowhere.",
+        ),
+    ] = None,
     kv_memory: cluster_options.KvMemory = None,
     block_size: cluster_options.BlockSize = None,
     prefix_cache: cluster_options.PrefixCache = None,
@@ -159,7 +167,18 @@ def up(
         max_requests=max_requests,
     )
     choice = cluster_options.ClusterChoice(
-        model, dtype, draft_model, prompt_lookup, num_draft_tokens, threads, toy, insecure, passed, proposer, head
+        model,
+        dtype,
+        draft_model,
+        prompt_lookup,
+        num_draft_tokens,
+        threads,
+        toy,
+        insecure,
+        passed,
+        proposer,
+        head,
+        metrics_address,
     )
     try:
         plan = choice.plan(host, port)

@@ -11,6 +11,7 @@ import typer
 
 from tandem.defaults import MAX_DRAFT_TOKENS
 from tandem.processes import ClusterPlan
+from tandem.serving.channels import parse_address
 
 Model = Annotated[str, typer.Option(help="Target: a pulled name, a model directory or a .gguf file.")]
 Dtype = Annotated[str, typer.Option(help="float32 or bfloat16, for target and draft model.")]
@@ -136,13 +137,17 @@ class ClusterChoice:
     passed: PassedOptions = PassedOptions()
     proposer: str | None = None  # None: as draft_model and prompt_lookup say
     head: str | None = None  # what was trained for the target: a directory, or a name that comes with the package
+    metrics_address: str | None = (
+        None  # of the orchestrator's figures; target's and draft's are at the next two ports
+    )
 
     def plan(self, host: str = "127.0.0.1", port: int = 0) -> ClusterPlan:
-        """The orchestrator on `port`, target and draft on the next two; free ports for 0."""
-        if not 0 <= port <= 65533:
-            raise OptionError(f"--port {port} is outside 0..65533 (three consecutive ports are needed)")
-        ports = (port, port + 1, port + 2) if port else (0, 0, 0)
-        front, target, draft = (f"{host}:{number}" for number in ports)
+        """The orchestrator on `port`, target and draft on the next two; free ports for 0. AddressError, OptionError."""
+        front, target, draft = _three("--port", host, port)
+        metrics: list[list[str]] = [[], [], []]
+        if self.metrics_address is not None:
+            addresses = _three("--metrics-address", *parse_address(self.metrics_address))
+            metrics = [["--metrics-address", one] for one in addresses]
         common = ["--insecure"] if self.insecure else []
         tokenizer = ["--toy-vocab", toy_vocab(self.toy)] if self.toy else ["--model", self.model]
         return ClusterPlan(
@@ -150,13 +155,15 @@ class ClusterChoice:
                 *self._engine_arguments(self.toy or self.model),
                 *self.passed.arguments(_MODEL_SERVICE_OPTIONS | _TARGET_OPTIONS),
                 *common,
+                *metrics[1],
             ],
-            draft=self._draft_arguments(common),
+            draft=self._draft_arguments([*common, *metrics[2]]),
             orchestrator=[
                 *tokenizer,
                 *("--num-draft-tokens", str(self.num_draft_tokens)),
                 *self.passed.arguments(_ORCHESTRATOR_OPTIONS),
                 *common,
+                *metrics[0],
             ],
             target_address=target,
             draft_address=draft,
@@ -181,6 +188,13 @@ class ClusterChoice:
             model = [*(model or self._engine_arguments(self.model)), "--head", self.head]
         name = self.proposer or ("draft_model" if model else "ngram")
         return ["--proposer", name, *model, *common] if model or self.prompt_lookup else None
+
+
+def _three(option: str, host: str, port: int) -> list[str]:
+    """Addresses of orchestrator, target and draft: consecutive ports, or three times 0."""
+    if not 0 <= port <= 65533:
+        raise OptionError(f"{option} {port} is outside 0..65533 (three consecutive ports are needed)")
+    return [f"{host}:{port + number if port else 0}" for number in range(3)]
 
 
 def toy_vocab(toy: str) -> str:

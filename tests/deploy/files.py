@@ -19,6 +19,7 @@ BIN = Path(sys.executable).parent
 COMPOSE, COMPOSE_GPU = ROOT / "docker-compose.yml", ROOT / "docker-compose.gpu.yml"
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 MANIFESTS, KEDA = sorted(KUBERNETES.glob("*.yaml")), sorted((KUBERNETES / "keda").glob("*.yaml"))
+MONITORING = sorted((KUBERNETES / "monitoring").glob("*.yaml"))
 
 PARSERS: dict[str, Callable[[], ArgumentParser]] = {
     "target": target_parser,

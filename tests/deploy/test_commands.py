@@ -27,6 +27,13 @@ def test_services_listen_where_others_can_reach_them_and_say_that_it_is_in_clear
         assert one.insecure
 
 
+def test_every_service_exports_its_figures_on_a_port_of_their_own(options: dict[str, Any]) -> None:
+    for one in options.values():
+        host, port = parse_address(one.metrics_address)
+        assert host == "0.0.0.0"
+        assert port not in (0, parse_address(one.address)[1])
+
+
 def test_the_orchestrator_finds_every_replica_by_the_services_name_and_port(options: dict[str, Any]) -> None:
     for name in ("target", "draft"):
         _, port = parse_address(options[name].address)

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
-from tests.deploy.files import KEDA, deployments, objects
+from tests.deploy.exported import SAMPLES, complaints
+from tests.deploy.files import KEDA, ROOT, deployments, objects
 
 # Of keda.sh/v1alpha1: the fields in use here, and no other.
 _POLICIES = {
@@ -142,6 +143,15 @@ def test_every_query_is_of_requests_and_of_a_service_that_tells_them(scaled: dic
         match = SELECTOR.fullmatch(trigger["metadata"]["query"])
         assert match is not None
         assert match[2] in deployments()
+        assert complaints(trigger["metadata"]["query"]) == []
+
+
+def test_every_metric_that_a_deployment_file_names_is_exported() -> None:
+    files = [path for path in (ROOT / "deploy").rglob("*") if path.is_file()]
+    named = {(path.name, name) for path in files for name in re.findall(r"\btandem_\w+", path.read_text())}
+    exported = set().union(*SAMPLES.values())
+    assert {path for path, _ in named} == {"tandem.json", *(path.name for path in KEDA)}
+    assert {one for one in named if one[1] not in exported} == set()
 
 
 def test_each_service_is_scaled_by_itself_and_targets_by_what_waits() -> None:

@@ -10,7 +10,7 @@ import draft_service.server
 import orchestrator.server
 import target_service.server
 from tandem.serving.channels import parse_address
-from tests.deploy.files import BIN, MANIFESTS, PARSERS, container, deployments, objects, parsed
+from tests.deploy.files import BIN, KEDA, MANIFESTS, MONITORING, PARSERS, container, deployments, objects, parsed
 
 SERVICE_NAMES = {
     "target": target_service.server.SERVICE_NAME,
@@ -18,6 +18,7 @@ SERVICE_NAMES = {
     "orchestrator": orchestrator.server.SERVICE_NAME,
 }
 NAMES = list(PARSERS)
+PROMETHEUS_NAMESPACE = "monitoring"
 
 
 def of_kind(kind: str) -> dict[str, dict[str, Any]]:
@@ -73,7 +74,9 @@ def test_draft_and_target_are_headless_so_that_their_name_has_every_replicas_add
 def test_ports_and_probes_are_those_of_the_command(name: str) -> None:
     served = container(deployments()[name])
     _, port = parse_address(parsed(name, served["command"]).address)
-    assert [one["containerPort"] for one in served["ports"]] == [port]
+    _, metrics_port = parse_address(parsed(name, served["command"]).metrics_address)
+    ports = {one["name"]: one["containerPort"] for one in served["ports"]}
+    assert ports == {"grpc": port, "metrics": metrics_port}
     assert [one["port"] for one in of_kind("Service")[name]["spec"]["ports"]] == [port]
     assert served["readinessProbe"]["grpc"] == {"port": port, "service": SERVICE_NAMES[name]}
     assert served["livenessProbe"]["grpc"] == {"port": port, "service": ""}
@@ -118,15 +121,35 @@ def test_a_model_service_computes_with_as_many_threads_as_it_has_cpus(name: str)
     assert int(served["resources"]["requests"]["cpu"]) == parsed(name, served["command"]).threads
 
 
-def test_only_orchestrators_may_call_the_model_services() -> None:
+def test_only_orchestrators_may_call_the_model_services_and_only_prometheus_their_figures() -> None:
     for name in ("target", "draft"):
         policy = of_kind("NetworkPolicy")[name]["spec"]
         assert policy["podSelector"]["matchLabels"] == labels(name)
-        (rule,) = policy["ingress"]
-        assert rule["from"] == [{"podSelector": {"matchLabels": labels("orchestrator")}}]
-        assert rule["ports"] == [
-            {"port": parse_address(parsed(name, container(deployments()[name])["command"]).address)[1]}
+        options = parsed(name, container(deployments()[name])["command"])
+        calls, figures = policy["ingress"]
+        assert calls["from"] == [{"podSelector": {"matchLabels": labels("orchestrator")}}]
+        assert calls["ports"] == [{"port": parse_address(options.address)[1]}]
+        assert figures["from"] == [
+            {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": PROMETHEUS_NAMESPACE}}}
         ]
+        assert figures["ports"] == [{"port": parse_address(options.metrics_address)[1]}]
+
+
+def test_the_namespace_that_may_read_figures_is_the_one_that_the_autoscaling_asks() -> None:
+    triggers = [trigger for one in objects(*KEDA) for trigger in one["spec"]["triggers"]]
+    hosts = {trigger["metadata"]["serverAddress"] for trigger in triggers}
+    assert hosts == {f"http://prometheus.{PROMETHEUS_NAMESPACE}.svc:9090"}
+
+
+def test_the_pod_monitor_reads_the_figures_of_every_pod_under_its_namespace() -> None:
+    (monitor,) = objects(*MONITORING)
+    assert (monitor["apiVersion"], monitor["kind"]) == ("monitoring.coreos.com/v1", "PodMonitor")
+    assert monitor["metadata"]["namespace"] == "tandem"
+    assert monitor["spec"].keys() == {"selector", "podMetricsEndpoints"}
+    selector = monitor["spec"]["selector"]["matchLabels"]
+    assert all(selector.items() <= labels(name).items() for name in NAMES)
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint == {"port": "metrics", "path": "/metrics", "interval": "15s"}
 
 
 def test_deployments_name_no_number_of_replicas_that_would_undo_a_scaling() -> None:

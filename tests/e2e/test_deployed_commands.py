@@ -37,10 +37,11 @@ def on_loopback(command: list[str], addresses: dict[str, str], ready_file: Path)
     """The command, as this build's, with a free port of its own and the others' real ones."""
     program, *words = command
     assert program == "tandem"
-    words = [word for word in words if not word.startswith("--address=")]
+    words = [word for word in words if not word.startswith(("--address=", "--metrics-address="))]
     for name, address in addresses.items():
         words = [f"--{name}=dns:{address}" if word.startswith(f"--{name}=dns:") else word for word in words]
-    return [sys.executable, "-m", "tandem", *words, "--address=127.0.0.1:0", f"--ready-file={ready_file}"]
+    own = ["--address=127.0.0.1:0", "--metrics-address=127.0.0.1:0", f"--ready-file={ready_file}"]
+    return [sys.executable, "-m", "tandem", *words, *own]
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """What `tandem up` passes on: every option to the services that have it, and to no other."""
 
 from argparse import ArgumentParser
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 from draft_service.__main__ import build_parser as draft_parser
 from orchestrator.__main__ import build_parser as orchestrator_parser
 from tandem import cli
-from tandem.cluster_options import ClusterChoice, PassedOptions
+from tandem.cluster_options import ClusterChoice, OptionError, PassedOptions
 from tandem.processes import ClusterPlan, ServiceStartError
+from tandem.serving.channels import AddressError
 from target_service.__main__ import build_parser as target_parser
 
 TOY = "hashed:vocab=512"
@@ -79,8 +80,27 @@ def test_the_command_line_has_all_of_them(monkeypatch: pytest.MonkeyPatch) -> No
         raise ServiceStartError("enough")
 
     monkeypatch.setattr(cli, "LocalCluster", started)
-    answer = CliRunner().invoke(
-        cli.app, ["up", "--port", "0", "--model", "m", "--draft-model", "d", *EVERY_OPTION_IN_WORDS.split()]
-    )
+    named = ["--port", "0", "--model", "m", "--draft-model", "d", "--metrics-address", "127.0.0.1:9150"]
+    answer = CliRunner().invoke(cli.app, ["up", *named, *EVERY_OPTION_IN_WORDS.split()])
     assert answer.exit_code == 2
-    assert plans == [choice("d", EVERY_OPTION).plan()]
+    assert plans == [replace(choice("d", EVERY_OPTION), metrics_address="127.0.0.1:9150").plan()]
+
+
+@pytest.mark.parametrize(("address", "ports"), [("127.0.0.1:9150", (9150, 9151, 9152)), ("127.0.0.1:0", (0, 0, 0))])
+def test_the_three_services_metrics_are_at_consecutive_ports(address: str, ports: tuple[int, ...]) -> None:
+    plan = replace(choice("d", PassedOptions()), metrics_address=address).plan()
+    assert plan.draft is not None
+    commands = {
+        "orchestrator": [*plan.orchestrator, "--target", "127.0.0.1:1"],
+        "target": plan.target,
+        "draft": plan.draft,
+    }
+    told = [PARSERS[name].parse_args(command).metrics_address for name, command in commands.items()]
+    assert told == [f"127.0.0.1:{port}" for port in ports]
+
+
+def test_metrics_need_an_address_with_room_for_three_ports() -> None:
+    with pytest.raises(OptionError, match="--metrics-address 65534 is outside"):
+        replace(choice(None, PassedOptions()), metrics_address="127.0.0.1:65534").plan()
+    with pytest.raises(AddressError, match="'9150' is not HOST:PORT"):
+        replace(choice(None, PassedOptions()), metrics_address="9150").plan()
