@@ -1,11 +1,14 @@
 """The command: look at everything, a line each, and say by the exit code whether there is a PROBLEM."""
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Annotated
 
 import typer
 
+from tandem import connection_options
 from tandem.client import SyncTandemClient, TandemError
+from tandem.credentials import Credentials
 from tandem.doctor.findings import Finding, exit_code, ok, problem
 from tandem.doctor.machine import read_machine
 from tandem.doctor.machine_checks import (
@@ -22,6 +25,8 @@ from tandem.doctor.torch_facts import TorchProbeError, ask_torch
 from tandem.health import HealthError, ask_health
 from tandem.models import default_models_dir
 from tandem.serving.channels import AddressError
+from tandem.serving.dialer import Dialer
+from tandem.serving.pem import CredentialsError
 
 _TIMEOUT_S = 5.0
 _PORT_TIMEOUT_S = 1.0
@@ -34,23 +39,38 @@ def doctor(
     model: Annotated[str, typer.Option(help="Whose needs this machine is held against.")] = "smollm2-135m",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     port: Annotated[int, typer.Option(min=1, max=65533, help="The first of the three services' ports.")] = 50050,
+    tls_ca: connection_options.TlsCa = None,
+    tls_client_cert: connection_options.TlsClientCert = None,
+    tls_client_key: connection_options.TlsClientKey = None,
+    tls_server_name: connection_options.TlsServerName = None,
+    token_file: connection_options.TokenFile = None,
+    insecure: connection_options.Insecure = False,
 ) -> None:
     """Look at this machine, and at an orchestrator: a line each, and exit code 1 when there is a PROBLEM."""
     if dtype not in WEIGHT_BYTES:
         typer.echo(f"tandem: --dtype {dtype!r} is unknown; there are: {', '.join(WEIGHT_BYTES)}", err=True)
         raise typer.Exit(2)
+    try:
+        shown = connection_options.credentials(
+            tls_ca, tls_client_cert, tls_client_key, tls_server_name, token_file, insecure
+        )
+        Dialer(shown)  # for files that cannot be used
+    except CredentialsError as error:
+        typer.echo(f"tandem: {error}", err=True)
+        raise typer.Exit(2) from error
     findings = []
-    for finding in (*_machine(model, dtype, port), *(_orchestrator(address) if address else ())):
+    there = _orchestrator(address, shown) if address else ()
+    for finding in chain(_machine(model, dtype, port, shown), there):
         typer.echo(str(finding))
         findings.append(finding)
     raise typer.Exit(exit_code(findings))
 
 
-def _machine(model: str, dtype: str, port: int) -> Iterator[Finding]:
+def _machine(model: str, dtype: str, port: int, shown: Credentials) -> Iterator[Finding]:
     yield check_python()
     yield from check_packages()
     yield from check_models(model, default_models_dir())
-    yield from check_ports(port, _is_serving)
+    yield from check_ports(port, lambda address: _is_serving(address, shown))
     if installed_version("torch") is None:
         return  # said among the packages
     machine = read_machine()
@@ -64,23 +84,23 @@ def _machine(model: str, dtype: str, port: int) -> Iterator[Finding]:
     yield check_memory(machine, torch, model, dtype)
 
 
-def _is_serving(address: str) -> bool:
+def _is_serving(address: str, shown: Credentials) -> bool:
     try:
-        return ask_health(address, _PORT_TIMEOUT_S) == "SERVING"
+        return ask_health(address, _PORT_TIMEOUT_S, shown) == "SERVING"
     except HealthError:
         return False
 
 
-def _orchestrator(address: str) -> Iterator[Finding]:
+def _orchestrator(address: str, shown: Credentials) -> Iterator[Finding]:
     try:
-        state = ask_health(address, _TIMEOUT_S)
+        state = ask_health(address, _TIMEOUT_S, shown)
         if state == "SERVING":
             yield ok(address, "says SERVING")
         else:
             yield problem(address, f"says {state}", "it starts or ends, or its engine hangs: look at its log")
-        with SyncTandemClient(address) as client:
+        with SyncTandemClient(address, credentials=shown) as client:
             info = client.info(_TIMEOUT_S)
-    except (HealthError, TandemError, AddressError) as error:
+    except (HealthError, TandemError, AddressError, CredentialsError) as error:
         yield problem(address, str(error), "is an orchestrator up there, and is this its address?")
         return
     yield from check_server(info)

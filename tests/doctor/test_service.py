@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from tandem.cli import app
 from tandem.client_info import ReplicaInfo, ServerInfo
+from tandem.credentials import Credentials
 from tandem.doctor import command
 from tandem.doctor.findings import Finding, Level, ok, problem, warning
 from tandem.doctor.service_checks import check_server
@@ -97,17 +98,17 @@ def test_the_command_prints_a_line_each_and_ends_with_1_for_a_problem(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(command, "_machine", lambda *_: iter(machine))
-    monkeypatch.setattr(command, "_orchestrator", lambda _: iter(there))
+    monkeypatch.setattr(command, "_orchestrator", lambda *_: iter(there))
     result = CliRunner().invoke(app, ["doctor", *arguments])
     assert result.exit_code == code
     assert result.stdout.splitlines() == [str(one) for one in (*machine, *(there if arguments else []))]
 
 
 def test_an_address_that_nobody_answers_at_is_a_problem_in_one_line() -> None:
-    (finding,) = command._orchestrator("127.0.0.1:1")
+    (finding,) = command._orchestrator("127.0.0.1:1", Credentials())
     assert finding.level is Level.PROBLEM
     assert "no Tandem service answers at 127.0.0.1:1" in finding.text
-    (finding,) = command._orchestrator("nowhere")
+    (finding,) = command._orchestrator("nowhere", Credentials())
     assert "not HOST:PORT" in finding.text
 
 

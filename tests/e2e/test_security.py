@@ -127,6 +127,10 @@ def test_commands_take_the_token_from_a_file_or_the_environment(secured: Secured
         tandem("health", *reach),
     ):
         assert (found.exit_code, found.stderr) == (0, "")
+    looked = tandem("doctor", *reach, token=TOKEN)
+    assert f"OK       {secured.address}: says SERVING" in looked.stdout
+    assert f"PROBLEM  {secured.address}" not in looked.stdout
+    assert f"PROBLEM  {secured.address}: UNAUTHENTICATED: no token was given" in tandem("doctor", *reach).stdout
     refused = tandem("status", *reach)
     assert refused.exit_code == 2
     assert refused.stderr.startswith("tandem: UNAUTHENTICATED: no token was given")
