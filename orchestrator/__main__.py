@@ -5,11 +5,12 @@ import asyncio
 import contextlib
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 
-from orchestrator.addresses import find_addresses
+from orchestrator.addresses import find_addresses, shared_host
 from orchestrator.pools import DraftPool, PoolTimes, TargetPool, draft_pool, target_pool
 from orchestrator.replica_link import HandshakeError, LinkLostError
 from orchestrator.server import SERVICE_NAME, OrchestratorServicer, OrchestratorSettings
@@ -69,13 +70,13 @@ async def _serve(options: argparse.Namespace) -> None:
     listening = server_settings(options, SERVICE_NAME, MAX_APPLICATION_MESSAGE_BYTES)
     listening.check()
     interceptors = _interceptors(options)
-    dialer = Dialer(dialing_credentials(options))
+    dial_targets, dial_drafts = _dialer(options, options.target), _dialer(options, options.draft or "")
     find_targets = find_addresses(options.target)
     find_drafts = None if options.draft is None else find_addresses(options.draft)
     vocabulary, name = _load_vocabulary(options)
     times = PoolTimes(options.lookup_interval, options.silence_timeout)
-    targets = target_pool(find_targets, vocabulary, name, times, dialer)
-    drafts = None if find_drafts is None else draft_pool(find_drafts, vocabulary, name, targets, times, dialer)
+    targets = target_pool(find_targets, vocabulary, name, times, dial_targets)
+    drafts = None if find_drafts is None else draft_pool(find_drafts, vocabulary, name, targets, times, dial_drafts)
     tracer = tracer_from_environment(os.environ)
     try:
         await _connect(targets, drafts, options.connect_timeout)
@@ -117,6 +118,14 @@ async def _connect(targets: TargetPool, drafts: DraftPool | None, timeout_s: flo
 def _interceptors(options: argparse.Namespace) -> list[grpc.aio.ServerInterceptor]:
     """Of applications' calls; CredentialsError for tokens that cannot be used."""
     return [] if options.tokens_file is None else [TokenInterceptor(TokensFile(options.tokens_file))]
+
+
+def _dialer(options: argparse.Namespace, text: str) -> Dialer:
+    """How replicas found as `text` says are called: by dns:HOST:PORT it is HOST that their certificates must name."""
+    shown = dialing_credentials(options)
+    if shown.tls_ca is not None and shown.tls_server_name is None:
+        shown = replace(shown, tls_server_name=shared_host(text))
+    return Dialer(shown)
 
 
 def _load_vocabulary(options: argparse.Namespace) -> tuple[Vocabulary, str]:

@@ -29,6 +29,11 @@ def find_addresses(text: str) -> Find:
     return lambda: _named(addresses)
 
 
+def shared_host(text: str) -> str | None:
+    """HOST of dns:HOST:PORT, which all replicas found there share; None where each is named by itself."""
+    return parse_address(text.removeprefix(_DNS))[0].strip("[]") if text.startswith(_DNS) else None
+
+
 async def _named(addresses: tuple[str, ...]) -> tuple[str, ...]:
     return addresses
 

@@ -169,16 +169,23 @@ class ReplicaLink(Generic[ItemT, ResultT]):
 
     async def _stay_connected(self) -> None:
         num_failures = 0
-        async with self._dialer.open(self.address) as channel:
-            self._channel = channel
-            while not self._is_closing:
-                generation, known_failure = self.generation, self._failure
-                self._failure = await self._connect(channel)
-                num_failures = 1 if self.generation > generation else num_failures + 1
-                if not self._is_closing:
-                    is_news = num_failures == 1 or self._failure != known_failure
-                    _log.log(logging.WARNING if is_news else logging.DEBUG, "%s: %s", self, self._failure)
-                    await asyncio.sleep(self._backoff.wait_s(num_failures))
+        while not self._is_closing:
+            certificates = self._dialer.refresh()
+            async with self._dialer.open(self.address) as channel:
+                self._channel = channel
+                while not self._is_closing and self._dialer.refresh() == certificates:
+                    num_failures = await self._try_once(channel, num_failures)
+
+    async def _try_once(self, channel: grpc.aio.Channel, num_failures: int) -> int:
+        """One stream from its attempt to its end, and the wait before the next -> how many have failed in a row."""
+        generation, known_failure = self.generation, self._failure
+        self._failure = await self._connect(channel)
+        num_failures = 1 if self.generation > generation else num_failures + 1
+        if not self._is_closing:
+            is_news = num_failures == 1 or self._failure != known_failure
+            _log.log(logging.WARNING if is_news else logging.DEBUG, "%s: %s", self, self._failure)
+            await asyncio.sleep(self._backoff.wait_s(num_failures))
+        return num_failures
 
     async def _connect(self, channel: grpc.aio.Channel) -> str:
         """Hand-shake and serve one stream until it ends; why it ended."""

@@ -2,6 +2,7 @@
 
 import datetime
 import ipaddress
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
 )
+
+from tandem.credentials import Credentials
 
 _DAY = datetime.timedelta(days=1)
 LOOPBACK = ("localhost", "127.0.0.1")
@@ -72,6 +75,33 @@ class Authority:
         if hosts:
             builder = builder.add_extension(x509.SubjectAlternativeName(map(_host, hosts)), critical=False)
         return builder.sign(self._key, hashes.SHA256())
+
+
+class Renewed:
+    """A service's own files, first of one authority, later of another."""
+
+    def __init__(self, folder: Path) -> None:
+        self.old, self.new = Authority(folder, "old"), Authority(folder, "new")
+        self.pairs = {one: one.issue("any") for one in (self.old, self.new)}
+        self.pair, self.ca = Pair(folder / "cert.pem", folder / "cert.key"), folder / "ca.pem"
+        self.say(self.old)
+
+    def say(self, authority: Authority) -> None:
+        """Each file is another one from now on, as when a secret is mounted anew."""
+        named = ((authority.ca, self.ca), (self.pairs[authority].cert, self.pair.cert))
+        for source, file in (*named, (self.pairs[authority].key, self.pair.key)):
+            partial = file.with_suffix(".partial")
+            shutil.copy(source, partial)
+            partial.rename(file)
+
+    def shown(self, authority: Authority) -> Credentials:
+        """A client's, of this authority."""
+        return Credentials(authority.ca, self.pairs[authority].cert, self.pairs[authority].key)
+
+    @property
+    def own(self) -> Credentials:
+        """Of whatever the files say."""
+        return Credentials(self.ca, self.pair.cert, self.pair.key)
 
 
 def _now() -> datetime.datetime:

@@ -1,5 +1,6 @@
 """Calls with credentials: in clear text or TLS, with a token or without, and in words why there is no connection."""
 
+import logging
 import re
 
 import grpc
@@ -13,7 +14,9 @@ from tandem.serving.channels import (
     parse_address,
     why_not_connected,
 )
-from tandem.serving.pem import CredentialsError, check_pair, read_authorities, read_pair
+from tandem.serving.pem import CredentialsError, WatchedFiles, check_pair, read_authorities, read_pair
+
+_log = logging.getLogger(__name__)
 
 _TOKEN = re.compile(r"[\x21-\x7e]+")  # what a header may hold, without spaces
 # What TLS says of a failed handshake; the first that is found is meant.
@@ -27,7 +30,7 @@ _CLOSED = re.compile(r"Socket closed|Connection reset|Broken pipe|End of TCP str
 
 
 class Dialer:
-    """Opens channels with one set of credentials, whose files are read once."""
+    """Opens channels with one set of credentials, whose files are read at the start and by `refresh`."""
 
     def __init__(
         self, credentials: Credentials | None = None, max_message_bytes: int = MAX_INNER_MESSAGE_BYTES
@@ -35,7 +38,10 @@ class Dialer:
         """None: clear text, without a token. CredentialsError, naming option and file, for what cannot be used."""
         self._credentials = credentials or Credentials()
         self._max_message_bytes = max_message_bytes
+        paths = (self._credentials.tls_ca, self._credentials.tls_client_cert, self._credentials.tls_client_key)
+        self._files = WatchedFiles(*(path for path in paths if path is not None))
         self._tls = _channel_credentials(self._credentials)
+        self._version = 0  # grows with what the files say
         self.metadata = _metadata(self._credentials.token)  # of every call that a token may be asked for
 
     def check(self, address: str) -> None:
@@ -46,6 +52,20 @@ class Dialer:
                 f"the token would travel in clear text to {address}, which is not a loopback address; use TLS "
                 "(--tls-ca FILE), or accept that (--insecure)"
             )
+
+    def refresh(self) -> int:
+        """Read the TLS files again if they have changed -> how often that was: channels of another number are outdated.
+
+        While the files cannot be used, what they said before holds.
+        """
+        if self._files.have_changed():
+            try:
+                self._tls = _channel_credentials(self._credentials)
+            except CredentialsError as error:
+                _log.error("%s; the certificates of before still hold", error)
+            else:
+                self._version += 1
+        return self._version
 
     def is_overheard(self, address: str) -> bool:
         """Whether what is said leaves this machine in clear text."""

@@ -50,7 +50,7 @@ class ServerSettings:
         """AddressError for an address that may not be listened on like this."""
         check_bind_address(self.address, insecure=self.insecure, has_tls=self.tls is not None)
         if self.metrics_address is not None:
-            check_bind_address(self.metrics_address, insecure=self.insecure)
+            check_bind_address(self.metrics_address, insecure=self.insecure, has_tls=self.tls is not None)
 
 
 def _bind(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> str:

@@ -22,7 +22,7 @@ _TIMEOUT_S = 5.0  # for one request, from its first byte to the answer's last
 
 @asynccontextmanager
 async def serving_metrics(metrics: Metrics, settings: ServerSettings) -> AsyncIterator[str | None]:
-    """Serve inside -> HOST:PORT with the real port; None, and nothing is served, without an address.
+    """Serve inside, in TLS where the service is -> HOST:PORT with the real port; None, and nothing, without an address.
 
     AddressError for an address that may not be used, PortInUseError for one that is taken.
     """
@@ -32,13 +32,13 @@ async def serving_metrics(metrics: Metrics, settings: ServerSettings) -> AsyncIt
         yield None
         return
     host, port = parse_address(address)
-    page = _Page(metrics)
+    page, context = _Page(metrics), None if settings.tls is None else settings.tls.context()
     try:
-        server = await asyncio.start_server(page.serve, host.strip("[]"), port, limit=_MAX_HEAD_BYTES)
+        server = await asyncio.start_server(page.serve, host.strip("[]"), port, limit=_MAX_HEAD_BYTES, ssl=context)
     except OSError as error:
         raise PortInUseError(f"--metrics-address {address}: cannot be bound: {error.strerror or error}") from error
     bound = f"{host}:{server.sockets[0].getsockname()[1]}"
-    _log.info("metrics are at http://%s/metrics", bound)
+    _log.info("metrics are at %s://%s/metrics", "http" if context is None else "https", bound)
     try:
         yield bound
     finally:

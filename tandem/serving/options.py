@@ -60,7 +60,8 @@ def add_server_arguments(parser: argparse.ArgumentParser, default_address: str) 
     group.add_argument(
         "--metrics-address",
         metavar="HOST:PORT",
-        help="where to serve Prometheus metrics, at /metrics, in clear text; port 0: a free one; default: nowhere",
+        help="where to serve Prometheus metrics, at /metrics, in TLS or clear text as the service itself; port 0: a "
+        "free one; default: nowhere",
     )
 
 
@@ -93,7 +94,7 @@ def add_dialing_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tls-server-name",
         metavar="NAME",
-        help="the name in their certificates; default: the host that is called, which with dns: is an IP address",
+        help="the name in their certificates; default: the host that is called, and HOST where it is dns:HOST:PORT",
     )
 
 

@@ -1,4 +1,4 @@
-"""PEM files named on a command line: read and checked at start, so that nobody meets them at the first connection."""
+"""Files named on a command line: read and checked at start, so that nobody meets them at the first connection."""
 
 import logging
 import ssl
@@ -10,6 +10,31 @@ _log = logging.getLogger(__name__)
 
 class CredentialsError(ValueError):
     """Certificates, keys or tokens that cannot be used; the message names option and file, never a secret."""
+
+
+class WatchedFiles:
+    """Tells when one of them has changed, been replaced, come or gone. Make it before they are read."""
+
+    def __init__(self, *paths: Path) -> None:
+        self._paths = paths
+        self._state = self._look()
+
+    def have_changed(self) -> bool:
+        """Since this was last asked, or since the beginning."""
+        before, self._state = self._state, self._look()
+        return self._state != before
+
+    def _look(self) -> tuple[tuple[int, int, int] | None, ...]:
+        return tuple(map(_state, self._paths))
+
+
+def _state(path: Path) -> tuple[int, int, int] | None:
+    """None: it is not there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def read_authorities(option: str, path: Path) -> bytes:

@@ -1,26 +1,77 @@
 """What a server shows of itself, and whom it lets in, before a call begins."""
 
-from dataclasses import dataclass, field
+import logging
+import ssl
 from pathlib import Path
+from typing import Any
 
 import grpc
 
-from tandem.serving.pem import CredentialsError, check_pair, read_authorities, read_pair
+from tandem.serving.pem import CredentialsError, WatchedFiles, check_pair, read_authorities, read_pair
+
+_log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
 class ServerTls:
-    """PEM contents."""
+    """A certificate, its key and, for mutual TLS, whose clients get in.
 
-    cert_chain: bytes
-    key: bytes = field(repr=False)
-    client_ca: bytes | None = None  # only clients with a certificate that one of these has signed get in
+    The files are looked at before every handshake and read again when they have changed; while they cannot be used,
+    what they said before holds. Connections that stand are not asked again.
+    """
+
+    def __init__(self, cert: Path, key: Path, client_ca: Path | None = None) -> None:
+        """PEM files; CredentialsError, naming option and file, for what cannot be used."""
+        self._cert, self._key, self._client_ca = cert, key, client_ca
+        self._files = WatchedFiles(cert, key, *(() if client_ca is None else (client_ca,)))
+        self._read()
+
+    @property
+    def is_mutual(self) -> bool:
+        """Whether only clients with a certificate get in."""
+        return self._client_ca is not None
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For a port."""
-        return grpc.ssl_server_credentials(
-            [(self.key, self.cert_chain)], self.client_ca, require_client_auth=self.client_ca is not None
+        """For a port of gRPC."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration, lambda: self._configuration if self._refresh() else None, self.is_mutual
         )
+
+    def context(self) -> ssl.SSLContext:
+        """For another server's port."""
+        context = self._new_context()
+
+        def renew(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+            self._refresh()
+            connection.context = self._context
+
+        context.sni_callback = renew  # type: ignore[assignment]  # called without a name as well
+        return context
+
+    def _refresh(self) -> bool:
+        """Read the files if they have changed; whether there is anything new."""
+        if not self._files.have_changed():
+            return False
+        try:
+            self._read()
+        except CredentialsError as error:
+            _log.error("%s; the certificates of before still hold", error)
+            return False
+        _log.info("--tls-cert %s: read again", self._cert)
+        return True
+
+    def _read(self) -> None:
+        chain, key = read_pair("--tls-cert", self._cert, "--tls-key", self._key)
+        authorities = None if self._client_ca is None else read_authorities("--tls-client-ca", self._client_ca)
+        self._configuration: Any = grpc.ssl_server_certificate_configuration([(key, chain)], authorities)
+        self._context = self._new_context()
+
+    def _new_context(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self._cert, self._key)
+        if self._client_ca is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(cafile=self._client_ca)
+        return context
 
 
 def read_server_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> ServerTls | None:
@@ -33,7 +84,4 @@ def read_server_tls(cert: Path | None, key: Path | None, client_ca: Path | None)
         if client_ca is not None:
             raise CredentialsError(f"--tls-client-ca {client_ca}: needs --tls-cert FILE and --tls-key FILE as well")
         return None
-    chain, private_key = read_pair("--tls-cert", cert, "--tls-key", key)
-    return ServerTls(
-        chain, private_key, None if client_ca is None else read_authorities("--tls-client-ca", client_ca)
-    )
+    return ServerTls(cert, key, client_ca)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.serving.pem import CredentialsError, read_file, warn_if_readable_by_others
+from tandem.serving.pem import CredentialsError, WatchedFiles, read_file, warn_if_readable_by_others
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class TokensFile:
         """CredentialsError, naming file and line, for what cannot be used. `now`: aware."""
         self._path = path
         self._now = now or (lambda: datetime.datetime.now(datetime.UTC))
-        self._state = self._stat()
+        self._files = WatchedFiles(path)
         self._entries = self._read()
 
     def name_of(self, token: str) -> str:
@@ -61,23 +61,14 @@ class TokensFile:
 
     def _refresh(self) -> None:
         """Read the file again if it has changed; while it cannot be used, what it said before holds."""
-        state = self._stat()
-        if state == self._state:
+        if not self._files.have_changed():
             return
-        self._state = state
         try:
             self._entries = self._read()
         except CredentialsError as error:
             _log.error("%s; the %d tokens of before still hold", error, len(self._entries))
         else:
             _log.info("%s %s: read again, %d tokens", _OPTION, self._path, len(self._entries))
-
-    def _stat(self) -> tuple[int, int, int] | None:
-        try:
-            status = self._path.stat()
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_size, status.st_ino
 
     def _read(self) -> tuple[_Entry, ...]:
         try:

@@ -33,7 +33,7 @@ def test_its_certificates_and_tokens_are_what_its_commands_need(
     for one in options.values():
         tls = server_settings(one, "any", 1).tls
         assert tls is not None
-        assert (tls.client_ca is None) == (one is options["orchestrator"])
+        assert tls.is_mutual == (one is not options["orchestrator"])
     Dialer(dialing_credentials(options["orchestrator"])).check(options["orchestrator"].target)
     token = Path("token").read_text().strip()
     assert TokensFile(options["orchestrator"].tokens_file).name_of(token) == "trial"

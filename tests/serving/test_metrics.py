@@ -1,7 +1,10 @@
 """Counters, histograms and gauges as a scraper reads them, and the page they are read from."""
 
 import asyncio
+import ssl
 from collections.abc import Coroutine
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +16,10 @@ from tandem.serving.life import PortInUseError, ServerSettings
 from tandem.serving.load_metrics import add_load_metrics
 from tandem.serving.metrics import Metrics
 from tandem.serving.metrics_server import serving_metrics
+from tandem.serving.server_tls import ServerTls
 from tandem.serving.speculation_metrics import VerdictCounts
 from tandem.types import Load
+from tests.certificates import Authority
 from tests.scraped import Scraped
 
 ADDRESS = "127.0.0.1:0"
@@ -198,3 +203,31 @@ def test_the_page_is_the_registrys_text() -> None:
     metrics = Metrics("target")
     metrics.counter("a_total", "Of a.")
     assert b'a_total{component="target"} 0.0' in generate_latest(metrics.registry)
+
+
+def test_the_page_of_a_service_with_tls_is_in_tls_and_asks_for_a_certificate_where_the_service_does(
+    tmp_path: Path,
+) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.issue("server")
+
+    async def scrape(client: ssl.SSLContext, client_ca: Path | None) -> str:
+        settings = replace(at("0.0.0.0:0"), tls=ServerTls(pair.cert, pair.key, client_ca))
+        async with serving_metrics(Metrics("target"), settings) as address:
+            assert address is not None
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(address.split(":")[1]), ssl=client)
+            writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+            try:
+                return (await reader.read()).decode()
+            except (ssl.SSLError, ConnectionError):
+                return "refused"
+            finally:
+                writer.transport.abort()
+
+    known = ssl.create_default_context(cafile=authority.ca)
+    assert "200 OK" in asyncio.run(scrape(known, None))
+    assert asyncio.run(scrape(known, authority.ca)) in ("", "refused")
+    known.load_cert_chain(pair.cert, pair.key)
+    assert "200 OK" in asyncio.run(scrape(known, authority.ca))
+    with pytest.raises(AddressError, match="--insecure"):
+        replace(at("0.0.0.0:0"), tls=None).check()

@@ -26,11 +26,11 @@ def test_without_files_there_is_no_tls_and_with_them_the_key_is_never_shown(
     authority: Authority, pair: Pair
 ) -> None:
     assert read_server_tls(None, None, None) is None
-    tls = read_server_tls(pair.cert, pair.key, authority.ca)
+    tls, mutual = read_server_tls(pair.cert, pair.key, None), read_server_tls(pair.cert, pair.key, authority.ca)
     assert tls is not None
-    assert (tls.cert_chain, tls.client_ca) == (pair.cert.read_bytes(), authority.ca.read_bytes())
-    assert tls.key == pair.key.read_bytes()
-    assert "KEY" not in repr(tls)
+    assert mutual is not None
+    assert (tls.is_mutual, mutual.is_mutual) == (False, True)
+    assert "KEY" not in repr(mutual)
 
 
 def test_half_of_a_pair_is_refused_and_both_options_are_named(authority: Authority, pair: Pair) -> None:
