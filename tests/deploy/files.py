@@ -16,10 +16,11 @@ from target_service.__main__ import build_parser as target_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-COMPOSE, COMPOSE_GPU = ROOT / "docker-compose.yml", ROOT / "docker-compose.gpu.yml"
+COMPOSE = ROOT / "docker-compose.yml"
+COMPOSE_GPU, COMPOSE_TLS = ROOT / "docker-compose.gpu.yml", ROOT / "docker-compose.tls.yml"
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 MANIFESTS, KEDA = sorted(KUBERNETES.glob("*.yaml")), sorted((KUBERNETES / "keda").glob("*.yaml"))
-MONITORING = sorted((KUBERNETES / "monitoring").glob("*.yaml"))
+MONITORING, TLS_PATCHES = sorted((KUBERNETES / "monitoring").glob("*.yaml")), KUBERNETES / "tls"
 
 PARSERS: dict[str, Callable[[], ArgumentParser]] = {
     "target": target_parser,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.files import BIN, COMPOSE, COMPOSE_GPU, PARSERS, compose_config, parsed
+from tests.deploy.files import BIN, COMPOSE, COMPOSE_GPU, COMPOSE_TLS, PARSERS, compose_config, parsed
 
 
 @pytest.fixture(scope="module")
@@ -13,7 +13,7 @@ def services() -> dict[str, Any]:
     return dict(compose_config(COMPOSE)["services"])
 
 
-@pytest.mark.parametrize("path", [COMPOSE, COMPOSE_GPU], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [COMPOSE, COMPOSE_GPU, COMPOSE_TLS], ids=lambda path: path.name)
 def test_a_compose_file_meets_the_compose_specification(path: Any) -> None:
     command = [str(BIN / "check-jsonschema"), "--builtin-schema", "vendor.compose-spec", str(path)]
     subprocess.run(command, check=True, capture_output=True)
