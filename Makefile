@@ -108,5 +108,5 @@ clean:
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[engine,hf,load,otel,dev]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[engine,hf,load,dev]"
 	touch $@

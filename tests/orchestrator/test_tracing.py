@@ -57,8 +57,6 @@ def test_the_callers_trace_context_goes_on_as_it_came_when_nothing_is_traced() -
 
 
 def test_a_request_is_a_span_below_the_callers_with_an_event_a_round() -> None:
-    pytest.importorskip("opentelemetry.sdk")
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -93,8 +91,6 @@ def test_a_request_is_a_span_below_the_callers_with_an_event_a_round() -> None:
 
 
 def test_spans_reach_the_endpoint_that_the_variables_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("opentelemetry.sdk")
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
     from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
     received: list[Any] = []
