@@ -1,6 +1,7 @@
 // A client of Tandem in Node.js: streams, cancels, shows errors with their status, and goes on when its orchestrator is
 // lost. `generate` is all that an application needs; what follows it is a command line.
 
+import { readFileSync } from "node:fs";
 import process from "node:process";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath, pathToFileURL } from "node:url";
@@ -35,15 +36,17 @@ const LONGEST_WAIT_MS = 3_000;
  * UNAVAILABLE is asked again, of the next address, with what has arrived: nothing comes twice, and under the policies
  * `greedy` and `coupled` the tokens are those of an answer that was never cut off. Every other status is thrown, as is
  * UNAVAILABLE after `tries` calls in a row without a token. `signal` cancels, and so does leaving the loop: the services
- * forget the request within a round.
+ * forget the request within a round. `authority`: a Buffer of PEM certificates, for TLS. `token`: sent with every call,
+ * in clear text to this machine only.
  */
-export async function* generate(addresses, request, { signal, tries = 12 } = {}) {
+export async function* generate(addresses, request, { signal, tries = 12, authority, token } = {}) {
+  const reach = reaching(addresses, authority, token);
   const arrived = new Map(); // token ids by sample index
   const told = new Set(); // what is said once, though every call says it
   let failures = 0;
   for (let number = 0; ; number++) {
     try {
-      for await (const message of call(addresses[number % addresses.length], request, signal)) {
+      for await (const message of call(addresses[number % addresses.length], request, reach, signal)) {
         if (message.event === "started") {
           request = { ...request, sampling: { ...request.sampling, seed: message.started.seed } };
         } else if (message.event === "chunk") {
@@ -67,11 +70,21 @@ export async function* generate(addresses, request, { signal, tries = 12 } = {})
   }
 }
 
+/** How the addresses are called. */
+function reaching(addresses, authority, token) {
+  const metadata = new grpc.Metadata();
+  if (token) metadata.set("authorization", `Bearer ${token}`);
+  if (authority) return { credentials: grpc.credentials.createSsl(authority), metadata };
+  const overheard = addresses.find((address) => !/^(127\.\d+\.\d+\.\d+|localhost|\[::1\]):\d+$/.test(address));
+  if (token && overheard) throw new Error(`the token would travel in clear text to ${overheard}; TLS needs an authority`);
+  return { credentials: grpc.credentials.createInsecure(), metadata };
+}
+
 /** The messages of one call; it is cancelled when they are not read to the end. */
-async function* call(address, request, signal) {
+async function* call(address, request, { credentials, metadata }, signal) {
   signal?.throwIfAborted();
-  const client = new OrchestratorService(address, grpc.credentials.createInsecure(), CHANNEL_OPTIONS);
-  const stream = client.Generate(request);
+  const client = new OrchestratorService(address, credentials, CHANNEL_OPTIONS);
+  const stream = client.Generate(request, metadata);
   const cancel = () => stream.cancel();
   stream.on("error", () => {}); // thrown by the loop below; one that comes after it is nobody's
   signal?.addEventListener("abort", cancel, { once: true });
@@ -94,6 +107,7 @@ const OPTIONS = {
   tries: { type: "string", default: "12" }, // calls in a row without a token
   "cancel-after": { type: "string" }, // so many chunks
   json: { type: "boolean", default: false }, // every event as a line of JSON
+  "tls-ca": { type: "string" }, // a file of PEM certificates; the token is that of TANDEM_TOKEN
 };
 
 /** What the options say, with what they leave out left to the server. */
@@ -111,7 +125,12 @@ async function main() {
   const cancelling = new AbortController();
   process.once("SIGINT", () => cancelling.abort());
   let numChunks = 0;
-  const settings = { signal: cancelling.signal, tries: Number(options.tries) };
+  const settings = {
+    signal: cancelling.signal,
+    tries: Number(options.tries),
+    authority: options["tls-ca"] && readFileSync(options["tls-ca"]),
+    token: process.env.TANDEM_TOKEN,
+  };
   for await (const message of generate(options.address.split(","), toRequest(positionals.join(" "), options), settings)) {
     if (options.json) console.log(JSON.stringify(message));
     else if (message.event === "chunk") process.stdout.write(message.chunk.text);

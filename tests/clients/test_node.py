@@ -14,12 +14,14 @@ import pytest
 
 from tandem.client import SyncTandemClient
 from tandem.processes import ClusterPlan, LocalCluster, ServiceProcess
+from tests.certificates import Authority
 from tests.e2e.test_command_line import wait_until_idle
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "node"
 REQUIRE_VARIABLE = "TANDEM_REQUIRE_NODE"
 TOY = "hashed:vocab=512,seed=3,delay_ms=5"
 WITHIN_S = 120
+TOKEN = "node-0123456789abcdef"
 SEED = 2**63 + 5  # more than a JavaScript number can hold
 SAMPLED: dict[str, Any] = {"seed": SEED, "temperature": 0.75, "ignore_eos": True}
 OPTIONS = ["--seed", str(SEED), "--temperature", "0.75", "--ignore-eos"]
@@ -49,19 +51,20 @@ def cluster() -> Iterator[LocalCluster]:
         yield running
 
 
-def another_orchestrator(cluster: LocalCluster) -> ServiceProcess:
+def another_orchestrator(cluster: LocalCluster, *options: str) -> ServiceProcess:
     """Before the same target and draft service."""
     links = ["--target", cluster.addresses["target"], "--draft", cluster.addresses["draft"]]
     local = ["--toy-vocab", "512", "--address", "127.0.0.1:0", "--grace", "0.05"]
-    started = cluster.start("orchestrator", [*links, *local])
+    started = cluster.start("orchestrator", [*links, *local, *options])
     cluster.wait_ready(started)
     return started
 
 
-def run(node: str, address: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(node: str, address: str, *arguments: str, token: str = "") -> subprocess.CompletedProcess[str]:
     """The client to its end."""
     command = [node, str(FOLDER / "client.mjs"), "hello world", "--address", address, *arguments]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=WITHIN_S)
+    environment = {**os.environ, "TANDEM_TOKEN": token}
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=WITHIN_S, env=environment)
 
 
 def events(lines: str) -> list[dict[str, Any]]:
@@ -153,3 +156,30 @@ def test_an_answer_goes_on_at_the_next_orchestrator_with_the_same_tokens(
         expected = client.complete("hello world", max_tokens=400, ignore_eos=True, seed=seed)
         assert tokens(heard) == expected.token_ids
         assert wait_until_idle(client)
+
+
+def test_it_calls_in_tls_with_a_token_and_is_told_what_it_lacks(
+    node: str, cluster: LocalCluster, tmp_path: Path
+) -> None:
+    authority, tokens = Authority(tmp_path), tmp_path / "tokens"
+    pair = authority.issue("front")
+    tokens.write_text(f"node {TOKEN}\n")
+    secured = another_orchestrator(
+        cluster, "--tls-cert", str(pair.cert), "--tls-key", str(pair.key), "--tokens-file", str(tokens)
+    )
+    address = f"localhost:{secured.address.rpartition(':')[2]}"  # no IP address, of which Node.js has a warning
+    reach = (*OPTIONS, "--max-tokens", "8", "--tries", "1")
+    answer = run(node, address, *reach, "--tls-ca", str(authority.ca), token=TOKEN)
+    with SyncTandemClient(cluster.addresses["orchestrator"]) as client:
+        assert answer.stdout == client.complete("hello world", max_tokens=8, **SAMPLED).text, answer.stderr
+    refused = run(node, address, *reach, "--tls-ca", str(authority.ca), token=TOKEN + "x")
+    assert (refused.returncode, refused.stderr) == (1, "UNAUTHENTICATED: the token is not known here\n")
+    others = Authority(tmp_path, "others")
+    assert run(node, address, *reach, "--tls-ca", str(others.ca)).stderr.startswith("UNAVAILABLE: ")
+
+
+def test_it_sends_no_token_in_clear_text_to_another_machine(node: str) -> None:
+    answer = run(node, "127.0.0.1:1,10.0.0.1:1", token=TOKEN)
+    assert answer.returncode == 1
+    assert "the token would travel in clear text to 10.0.0.1:1" in answer.stderr
+    assert TOKEN not in answer.stderr
