@@ -23,6 +23,7 @@ from tandem.defaults import MAX_TOKENS, NUM_DRAFT_TOKENS, ORCHESTRATOR_ADDRESS
 from tandem.processes import LocalCluster, ServiceStartError
 from tandem.serving.channels import AddressError
 from tandem.serving.pem import CredentialsError
+from tandem.status_commands import fail
 
 _PROBE_TIMEOUT_S = 1.0
 _OWN_SERVICES = ("model", "dtype", "proposer", "draft_model", "head", "prompt_lookup", "threads", "toy")
@@ -154,8 +155,7 @@ def generate(
             asked: Prompt = [{"role": "user", "content": text}] if chat else text
             results = gather(client, asked, options) if n > 1 else [stream(client, asked, options)]
     except (TandemError, ServiceStartError, AddressError, CredentialsError, cluster_options.OptionError) as error:
-        typer.echo(f"tandem: {error}", err=True)
-        raise typer.Exit(2) from error
+        raise fail(str(error)) from error
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     for result in results:

@@ -27,6 +27,7 @@ from tandem.models import default_models_dir
 from tandem.serving.channels import AddressError
 from tandem.serving.dialer import Dialer
 from tandem.serving.pem import CredentialsError
+from tandem.status_commands import fail
 
 _TIMEOUT_S = 5.0
 _PORT_TIMEOUT_S = 1.0
@@ -48,16 +49,14 @@ def doctor(
 ) -> None:
     """Look at this machine, and at an orchestrator: a line each, and exit code 1 when there is a PROBLEM."""
     if dtype not in WEIGHT_BYTES:
-        typer.echo(f"tandem: --dtype {dtype!r} is unknown; there are: {', '.join(WEIGHT_BYTES)}", err=True)
-        raise typer.Exit(2)
+        raise fail(f"--dtype {dtype!r} is unknown; there are: {', '.join(WEIGHT_BYTES)}")
     try:
         shown = connection_options.credentials(
             tls_ca, tls_client_cert, tls_client_key, tls_server_name, token_file, insecure
         )
         Dialer(shown)  # for files that cannot be used
     except CredentialsError as error:
-        typer.echo(f"tandem: {error}", err=True)
-        raise typer.Exit(2) from error
+        raise fail(str(error)) from error
     findings = []
     there = _orchestrator(address, shown) if address else ()
     for finding in chain(_machine(model, dtype, port, shown), there):
