@@ -74,7 +74,7 @@ async def _serve(options: argparse.Namespace) -> None:
     find_targets = find_addresses(options.target)
     find_drafts = None if options.draft is None else find_addresses(options.draft)
     vocabulary, name = _load_vocabulary(options)
-    times = PoolTimes(options.lookup_interval, options.silence_timeout)
+    times = PoolTimes(options.lookup_interval, options.silence_timeout, stall_s=options.stall_timeout)
     targets = target_pool(find_targets, vocabulary, name, times, dial_targets)
     drafts = None if find_drafts is None else draft_pool(find_drafts, vocabulary, name, targets, times, dial_drafts)
     tracer = tracer_from_environment(os.environ)

@@ -22,6 +22,7 @@ from tandem import codec
 from tandem.draft.v1 import draft_pb2
 from tandem.serving.batches import batches_of
 from tandem.serving.dialer import Dialer
+from tandem.serving.stalls import STALL_S
 from tandem.target.v1 import target_pb2
 from tandem.types import ItemError, Load
 
@@ -55,11 +56,13 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         check: Callable[[ReplicaInfo], None] = lambda _: None,
         backoff: Backoff | None = None,
         silence_s: float = SILENCE_S,
+        stall_s: float = STALL_S,
         dialer: Dialer | None = None,
     ) -> None:
         """`check` raises HandshakeError for a replica that must not be used; it is asked at every connect.
 
-        A stream is given up when nothing has come on it for `silence_s`.
+        A stream is given up when nothing has come on it for `silence_s`, or nothing of what waits to be sent has been
+        taken for `stall_s`, which bounds what waits.
         """
         self.api: ReplicaApi[ItemT, ResultT] = api
         self.address = address
@@ -76,6 +79,8 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         self._backoff = backoff or Backoff()
         self._silence_s = silence_s
         self._dialer = dialer or Dialer()
+        self._stall_s = stall_s
+        self._is_writing = False
         self._outgoing: list[ItemT] = []
         self._wake = asyncio.Event()
         self._up = asyncio.Event()
@@ -220,22 +225,29 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         self._up.set()
         self._checked.set()
         self.on_change()
-        silence = Silence(self._silence_s)
-        writer = asyncio.create_task(self._write(call), name=f"writer to the {self}")
+        self._is_writing = False
+        silence, stall = Silence(self._silence_s), Silence(self._stall_s)
+        writer = asyncio.create_task(self._write(call, stall), name=f"writer to the {self}")
         reader = asyncio.create_task(self._read(call, silence), name=f"reader of the {self}")
-        watch = asyncio.create_task(silence.is_too_long(), name=f"watch over the {self}")
+        silent = asyncio.create_task(silence.is_too_long(), name=f"watch over the {self}")
+        stalled = asyncio.create_task(stall.is_too_long(lambda: self._is_writing), name=f"patience with the {self}")
         try:
-            await asyncio.wait({reader, watch}, return_when=asyncio.FIRST_COMPLETED)
-            return reader.result() if reader.done() else f"nothing came from it for {self._silence_s:g} s"
+            await asyncio.wait({reader, silent, stalled}, return_when=asyncio.FIRST_COMPLETED)
+            if reader.done():
+                return reader.result()
+            if silent.done():
+                return f"nothing came from it for {self._silence_s:g} s"
+            return f"it took nothing of what was sent for {self._stall_s:g} s"
         finally:
             self._up.clear()
             self.on_change()
             self._checked.clear()
             self._outgoing.clear()
             call.cancel()
-            for task in (writer, reader, watch):
+            tasks = (writer, reader, silent, stalled)
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(writer, reader, watch, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             self.answers.fail_all(LinkLostError(f"the stream to the {self} was lost"))
 
     async def _read(self, call: Any, silence: Silence) -> str:
@@ -256,7 +268,7 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         if self.is_leaving != was_leaving:
             self.on_change()
 
-    async def _write(self, call: Any) -> None:
+    async def _write(self, call: Any, stall: Silence) -> None:
         """Write whatever has gathered, in as few messages as hold it, whenever there is something.
 
         A stream that cannot be written is ended here, so that its reader learns of it.
@@ -269,7 +281,10 @@ class ReplicaLink(Generic[ItemT, ResultT]):
                 while self._outgoing:
                     outgoing, self._outgoing = self._outgoing, []
                     for items in batches_of(outgoing, self._refuse):
+                        self._is_writing = True
                         await call.write(self.api.pack(items))
+                        self._is_writing = False
+                        stall.heard()
                 if self._is_closing:
                     await call.done_writing()
                     return

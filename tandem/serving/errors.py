@@ -11,6 +11,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from tandem.serving.retry import retry_metadata
+from tandem.serving.stalls import STALL_S, PatientWriter, StalledError
 from tandem.validation import InvalidArgumentError
 
 _log = logging.getLogger(__name__)
@@ -65,8 +66,13 @@ class LifecycleInterceptor(grpc.aio.ServerInterceptor):
     """Runs every handler so that its `finally` blocks run in the call's task and its errors get a status.
 
     A streaming handler is an async generator; left to grpc.aio, one that is suspended in a `yield` when its
-    client goes is closed late and in another task.
+    client goes is closed late and in another task. One whose client takes nothing is closed as well, and its call ends
+    with ABORTED: nothing is wrong with the request, but the same call would go no further.
     """
+
+    def __init__(self, stall_s: float = STALL_S) -> None:
+        """`stall_s`: how long a message may wait for a client that takes nothing."""
+        self._stall_s = stall_s
 
     async def intercept_service(
         self,
@@ -83,12 +89,36 @@ class LifecycleInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if handler.stream_stream is not None:
             return grpc.stream_stream_rpc_method_handler(
-                _streaming(lambda requests, context: handler.stream_stream(_all_read(requests), context), method),
+                self._streaming(
+                    lambda requests, context: handler.stream_stream(_all_read(requests), context), method
+                ),
                 **codecs,
             )
         if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(_streaming(handler.unary_stream, method), **codecs)
+            return grpc.unary_stream_rpc_method_handler(self._streaming(handler.unary_stream, method), **codecs)
         return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary, method), **codecs)
+
+    def _streaming(self, handler: Callable[[Any, _Context], AsyncIterator[Any]], method: str) -> Any:
+        stalled = f"the client took nothing of what waited for it for {self._stall_s:g} s"
+
+        async def run(request: Any, context: _Context) -> None:
+            async def write_all() -> None:
+                async with aclosing(handler(_read(request), context)) as messages:  # type: ignore[type-var]
+
+                    async def free() -> None:
+                        _log.info("%s: %s", method, stalled)
+                        await messages.aclose()  # type: ignore[attr-defined]  # suspended where it yielded
+
+                    writer = PatientWriter(context.write, self._stall_s, free)
+                    try:
+                        async for message in messages:
+                            await writer.write(message)
+                    except StalledError:
+                        raise ServiceError(grpc.StatusCode.ABORTED, stalled) from None
+
+            await _guarded(write_all(), context, method)
+
+        return run
 
 
 def _forgiving(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -115,18 +145,6 @@ async def _all_read(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
     """Every request of a stream, as `_read`."""
     async for request in requests:
         yield _read(request)
-
-
-def _streaming(handler: Callable[[Any, _Context], AsyncIterator[Any]], method: str) -> Any:
-    async def run(request: Any, context: _Context) -> None:
-        async def write_all() -> None:
-            async with aclosing(handler(_read(request), context)) as messages:  # type: ignore[type-var]
-                async for message in messages:
-                    await context.write(message)
-
-        await _guarded(write_all(), context, method)
-
-    return run
 
 
 def _unary(handler: Callable[[Any, _Context], Awaitable[Any]], method: str) -> Any:

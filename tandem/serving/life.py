@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from tandem.serving.channels import check_bind_address, parse_address, server_options
 from tandem.serving.errors import LifecycleInterceptor
 from tandem.serving.server_tls import ServerTls
+from tandem.serving.stalls import STALL_S
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class ServerSettings:
     insecure: bool = False  # accept a non-loopback address in clear text
     grace_s: float = 5.0  # running calls may take this long to finish when the server stops
     ready_file: Path | None = None
+    stall_s: float = STALL_S  # how long a message may wait for a client that takes nothing
     stop_at_eof: bool = False  # stop when standard input ends: a parent that was killed leaves nobody behind
     tls: ServerTls | None = None  # None: clear text
     reflection: bool = False  # tell what can be called to whoever may call
@@ -129,7 +131,8 @@ async def run_server(
             f"--ready-file {settings.ready_file}: there is no folder {settings.ready_file.parent}"
         )
     server = grpc.aio.server(
-        interceptors=[LifecycleInterceptor(), *interceptors], options=server_options(settings.max_message_bytes)
+        interceptors=[LifecycleInterceptor(settings.stall_s), *interceptors],
+        options=server_options(settings.max_message_bytes),
     )
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)

@@ -8,6 +8,7 @@ from tandem.serving.compute import FREEZE_S
 from tandem.serving.life import ServerSettings
 from tandem.serving.logs import FORMATS
 from tandem.serving.server_tls import read_server_tls
+from tandem.serving.stalls import STALL_S
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -26,7 +27,7 @@ def make_parser(prog: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def add_server_arguments(parser: argparse.ArgumentParser, default_address: str) -> None:
-    """Add where to listen and for metrics, TLS, --reflection, --ready-file, --grace and what is logged."""
+    """Add how to listen, what to tell, how patient to be and how to end."""
     group = parser.add_argument_group("server")
     group.add_argument(
         "--address", default=default_address, metavar="HOST:PORT", help="where to listen; port 0: a free one"
@@ -51,6 +52,13 @@ def add_server_arguments(parser: argparse.ArgumentParser, default_address: str) 
     group.add_argument("--ready-file", type=Path, metavar="PATH", help="written with the bound address when ready")
     group.add_argument(
         "--grace", type=seconds, default=5.0, metavar="S", help="seconds for what runs when the service stops"
+    )
+    group.add_argument(
+        "--stall-timeout",
+        type=seconds,
+        default=STALL_S,
+        metavar="S",
+        help="a stream whose other end takes nothing of what waits for it for so long is ended",
     )
     group.add_argument("--stop-at-eof", action="store_true", help="stop when standard input ends")
     group.add_argument(
@@ -112,6 +120,7 @@ def server_settings(options: argparse.Namespace, service_name: str, max_message_
         insecure=options.insecure,
         grace_s=options.grace,
         ready_file=options.ready_file,
+        stall_s=options.stall_timeout,
         stop_at_eof=options.stop_at_eof,
         tls=read_server_tls(options.tls_cert, options.tls_key, options.tls_client_ca),
         reflection=options.reflection,

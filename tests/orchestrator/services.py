@@ -29,6 +29,7 @@ from tandem.prompt_lookup import PromptLookup
 from tandem.serving.channels import server_options
 from tandem.serving.compute import ComputeThread
 from tandem.serving.errors import LifecycleInterceptor
+from tandem.serving.stalls import STALL_S
 from tandem.target.v1 import target_pb2_grpc
 from tandem.vocabulary import Vocabulary
 from target_service.limits import Limits
@@ -69,9 +70,11 @@ def ngram_draft() -> Proposer:
     return NgramProposer(PromptLookup(5, 1))
 
 
-def start_server(address: str, register: Callable[[grpc.aio.Server], None]) -> tuple[grpc.aio.Server, str]:
+def start_server(
+    address: str, register: Callable[[grpc.aio.Server], None], stall_s: float = STALL_S
+) -> tuple[grpc.aio.Server, str]:
     """A server, not started, and the address it is bound to."""
-    server = grpc.aio.server(interceptors=[LifecycleInterceptor()], options=server_options(1 << 25))
+    server = grpc.aio.server(interceptors=[LifecycleInterceptor(stall_s)], options=server_options(1 << 25))
     register(server)
     port = server.add_insecure_port(address)
     return server, f"127.0.0.1:{port}"
@@ -79,6 +82,8 @@ def start_server(address: str, register: Callable[[grpc.aio.Server], None]) -> t
 
 class TargetReplica:
     """A target service that can be stopped and started again on its port."""
+
+    stall_s = STALL_S
 
     def __init__(
         self, engine: SpeculativeEngine, limits: Limits | None = None, vocabulary: Vocabulary = VOCABULARY
@@ -95,7 +100,9 @@ class TargetReplica:
         info = model_info(self.engine.capabilities, "toy", vocab_hash, self.limits.max_draft_tokens)
         servicer = TargetServicer(scheduler, info)
         self._server, self.address = start_server(
-            self.address, lambda server: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
+            self.address,
+            lambda server: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server),
+            self.stall_s,
         )
         await self._server.start()
         self._steps = asyncio.create_task(scheduler.run())
@@ -123,6 +130,8 @@ class TargetReplica:
 class DraftReplica:
     """A draft service that can be stopped and started again on its port."""
 
+    stall_s = STALL_S
+
     def __init__(self, make_proposer: Callable[[], Proposer], limits: DraftLimits | None = None) -> None:
         self._make_proposer = make_proposer
         self._limits = limits or DraftLimits()
@@ -133,7 +142,9 @@ class DraftReplica:
         service = self.service = DraftService(self._make_proposer(), self._limits, ComputeThread("draft-compute"))
         servicer = DraftServicer(service)
         self._server, self.address = start_server(
-            self.address, lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
+            self.address,
+            lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server),
+            self.stall_s,
         )
         await self._server.start()
 
@@ -230,6 +241,7 @@ async def orchestrating(
     draft: DraftReplica | None,
     settings: OrchestratorSettings | None = None,
     tracer: Tracer | None = None,
+    stall_s: float = STALL_S,
 ) -> AsyncIterator[Stack]:
     """An orchestrator in front of running replicas, and a client of it."""
     vocabulary = target.vocabulary
@@ -243,6 +255,7 @@ async def orchestrating(
     server, address = start_server(
         "127.0.0.1:0",
         lambda server: orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server),
+        stall_s,
     )
     await server.start()
     try:

@@ -94,6 +94,9 @@ def test_what_keeps_it_from_starting_is_one_line_and_code_2(
         ["--target", "127.0.0.1:1", "--toy-vocab", "8", "--num-draft-tokens", "-1"],
         ["--target", "127.0.0.1:1", "--toy-vocab", "8", "--draft-timeout", "0"],
         ["--target", "127.0.0.1:1", "--toy-vocab", "8", "--max-requests", "none"],
+        ["--target", "127.0.0.1:1", "--toy-vocab", "8", "--stall-timeout", "0"],
+        ["--target", "127.0.0.1:1", "--toy-vocab", "8", "--stall-timeout", "-1"],
+        ["--target", "127.0.0.1:1", "--toy-vocab", "8", "--stall-timeout", "nan"],
     ],
 )
 def test_options_that_make_no_sense_are_refused(arguments: list[str]) -> None:

@@ -14,6 +14,7 @@ from orchestrator.replica_link import HandshakeError, LinkLostError, ReplicaLink
 from orchestrator.silence import SILENCE_S
 from tandem.common.v1 import common_pb2
 from tandem.serving import batches
+from tandem.serving.stalls import STALL_S
 from tandem.target.v1 import target_pb2 as pb
 from tandem.target.v1 import target_pb2_grpc
 from tandem.types import ItemError
@@ -73,14 +74,17 @@ class FakeTarget(target_pb2_grpc.TargetServiceServicer):
 
 @asynccontextmanager
 async def linked(
-    target: FakeTarget, check: Callable[[ReplicaInfo], None] = lambda _: None, silence_s: float = SILENCE_S
+    target: FakeTarget,
+    check: Callable[[ReplicaInfo], None] = lambda _: None,
+    silence_s: float = SILENCE_S,
+    stall_s: float = STALL_S,
 ) -> AsyncIterator[TargetLink]:
     """A started link to a served fake."""
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=[("grpc.http2.bdp_probe", 0)])  # windows stay as small as they begin
     target_pb2_grpc.add_TargetServiceServicer_to_server(target, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    link: TargetLink = ReplicaLink(TARGET_API, f"127.0.0.1:{port}", check, Backoff(0.005, 0.02), silence_s)
+    link: TargetLink = ReplicaLink(TARGET_API, f"127.0.0.1:{port}", check, Backoff(0.005, 0.02), silence_s, stall_s)
     link.start()
     try:
         yield link
@@ -296,6 +300,37 @@ def test_a_stream_on_which_nothing_comes_is_given_up_and_says_so() -> None:
             await until(lambda: link.generation == 2)  # and it is tried again
 
     asyncio.run(scenario())
+
+
+def test_a_stream_of_which_nothing_is_taken_is_given_up_and_says_so() -> None:
+    class Deaf(FakeTarget):
+        """Says that it is there, and reads nothing."""
+
+        async def Verify(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.VerifyResponse]:
+            self.num_streams += 1
+            while True:
+                yield pb.VerifyResponse(load=self.load)
+                await asyncio.sleep(0.02)
+
+    async def scenario() -> None:
+        target = Deaf()
+        async with linked(target, stall_s=0.4) as link:
+            await link.wait_checked(10)
+            await asyncio.sleep(0.8)
+            assert (link.is_up, link.generation) == (True, 1)  # with nothing to take, taking nothing is no fault
+            long = item(1)
+            long.open.token_ids.extend([1 << 31] * (1 << 20))
+            futures = [link.request(long)]
+            while not futures[0].done():
+                futures.append(link.request(item(len(futures) + 1)))
+                await asyncio.sleep(0.01)
+            await asyncio.wait(futures, timeout=20)
+            assert {type(future.exception()) for future in futures} == {LinkLostError}
+            assert "it took nothing of what was sent for 0.4 s" in link._failure
+            assert link._outgoing == []
+            await until(lambda: link.generation == 2)  # and it is tried again
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_a_replica_whose_engine_is_frozen_loses_its_sessions_and_is_not_used_until_it_computes_again() -> None:
