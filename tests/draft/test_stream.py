@@ -295,6 +295,25 @@ def test_more_sessions_than_the_limit_are_refused_until_one_closes() -> None:
     play(scenario, StubProposer(), DraftLimits(max_sessions=1))
 
 
+def test_a_flood_of_opens_costs_the_session_that_is_there_nothing() -> None:
+    proposer = StubProposer(Proposal((4, 5)))
+
+    async def scenario(server: Running, peer: Peer) -> None:
+        await peer.ask(open_item(make_spec(PROMPT), session=1))
+        for round_number in range(1, 4):
+            opens = [open_item(make_spec(PROMPT), session=100 * round_number + number) for number in range(50)]
+            await peer.send(*opens, propose_item(PROMPT, round_number, 3, session=1))
+            results = [await peer.receive() for _ in range(51)]
+            drafted = [result for result in results if result.stamp.session_id == 1]
+            assert [proposal_of(result) for result in drafted] == [Proposal((4, 5))]
+            codes = {error_of(result)[0] for result in results if result.stamp.session_id != 1}
+            assert codes == {ErrorCode.NO_CAPACITY}
+            assert server.service.num_sessions == 1
+        assert [len(batch) for batch in proposer.batches] == [1, 1, 1]
+
+    play(scenario, proposer, DraftLimits(max_sessions=1))
+
+
 @pytest.mark.parametrize("ending", ["cancel", "half-close"])
 def test_the_end_of_a_stream_frees_its_sessions_and_blocks_and_leaves_other_streams_alone(ending: str) -> None:
     proposer, toy = toy_proposer()

@@ -90,6 +90,12 @@ async def streamed(generations: Sequence[Generation], event: Callable[[], Awaita
             raise result
 
 
+async def called_until_refused(client: TandemClient) -> None:
+    """Between the word of health and the end of listening there is a moment."""
+    while True:
+        await client.complete("new", max_tokens=1)
+
+
 def test_an_orchestrator_ends_once_its_answers_have_and_takes_no_new_ones(
     cluster: LocalCluster, expected: list[tuple[int, ...]]
 ) -> None:
@@ -109,8 +115,7 @@ def test_an_orchestrator_ends_once_its_answers_have_and_takes_no_new_ones(
                 async with TandemClient(leaving.address) as late:
                     for new in (client, late):
                         with pytest.raises(UnavailableError):
-                            while True:  # between the word and the end of listening there is a moment
-                                await new.complete("new", max_tokens=1)
+                            await called_until_refused(new)
                 assert leaving.process.poll() is None
                 assert max(len(generation.token_ids) for generation in generations) < OPTIONS["max_tokens"]
 

@@ -170,3 +170,26 @@ def test_sessions_of_a_stream_that_ends_while_they_wait_are_gone_from_the_queue(
     bench.table.end_stream(StreamId(2))
     assert bench.table.load().waiting == 0
     assert bench.table.settle_stream(StreamId(2))
+
+
+def test_of_a_flood_of_opens_the_excess_is_refused_and_those_that_run_notice_nothing() -> None:
+    async def scenario() -> None:
+        limits = Limits(max_sessions=2, max_waiting_sessions=1)
+        async with serving(toy(), limits) as service, service.client() as client:
+            tokens = {1: list(spec().token_ids), 2: list(spec().token_ids)}
+            assert await client.ask(*(open_item(spec(), number) for number in tokens)) == [Opened(), Opened()]
+            for round_number in range(1, 6):
+                flood = await client.send(*(open_item(spec(), 100 * round_number + number) for number in range(9)))
+                verdicts = await client.ask(
+                    *(verify_item(stamp(tokens[number], round_number, number)) for number in tokens)
+                )
+                for number, verdict in zip(tokens, verdicts, strict=True):
+                    assert isinstance(verdict, Verdict)
+                    tokens[number] += verdict.token_ids
+                refused = [await one for one in flood if one.done()]
+                assert len(refused) == (8 if round_number == 1 else 9)  # one waits for room, for good
+                assert {getattr(one, "code", None) for one in refused} == {ErrorCode.NO_CAPACITY}
+                assert service.scheduler.table.load().running == 2
+            assert all(one[len(spec().token_ids) :] == plain_decode(spec(), most=5) for one in tokens.values())
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
