@@ -194,7 +194,8 @@ def test_what_an_absent_draft_service_leaves_behind_is_bounded_and_replayed(
             return readers[-1]
 
         (expected,) = await plain(PROMPTS[:1], max_tokens=150, **GREEDY)
-        async with all_services(make, cached_engine(step_delay_s=0.005), PATIENT) as stack:
+        engine = cached_engine(step_delay_s=0.005)
+        async with all_services(make, engine, PATIENT) as stack:
             assert stack.draft is not None
             answer = asyncio.create_task(stack.client.complete(PROMPTS[0], max_tokens=150, **GREEDY))
             await until(lambda: len(readers[0].batches) > 1)
@@ -203,12 +204,14 @@ def test_what_an_absent_draft_service_leaves_behind_is_bounded_and_replayed(
             assert scheduler is not None
             begun = len(scheduler.table._live.all()[0].tokens)
             await until(lambda: len(scheduler.table._live.all()[0].tokens) > begun + 50)
+            engine.step_delay_s = 0.2  # so that the answer does not end before the new one can have drafted
             await stack.draft.start()
+            await until(lambda: len(readers) == 2 and len(readers[1].batches) > 1)
+            engine.step_delay_s = 0.0
             result = await answer
             await stack.until_idle()
         assert result.token_ids == expected
         assert result.speculation.num_accepted == result.speculation.num_draft_tokens
-        assert len(readers[-1].batches) > 1  # the new one drafted
 
     run(scenario())
 
