@@ -23,7 +23,8 @@ ProposerName = Annotated[
     str | None,
     typer.Option(
         "--proposer",
-        help="What drafts: ngram, suffix, draft_model, or any other name that `tandem serve draft --help` lists. "
+        help="What drafts: ngram, suffix, draft_model, eagle, mtp, or any other name that `tandem serve draft --help` "
+        "lists, such as synthetic. "
         "Default: draft_model with --draft-model, else ngram.",
     ),
 ]

@@ -26,9 +26,11 @@ class ProposerSettings:
 
 
 def refuse_model(settings: ProposerSettings) -> None:
-    """ProposerError when a model was named for a proposer that uses none."""
+    """ProposerError when a model, or memory for one, was named for a proposer that uses none."""
     if settings.engine is not None:
         raise ProposerError("uses no model, so --model and --toy mean nothing to it; 'draft_model' uses one")
+    if getattr(settings.options, "kv_memory", None) is not None:
+        raise ProposerError("uses no model, so --kv-memory means nothing to it; 'draft_model' uses one")
 
 
 def no_options(group: OptionGroup) -> None:

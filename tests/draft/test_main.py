@@ -49,6 +49,8 @@ from tests.every_proposer import NAMES
         ),
         (["--proposer", "draft_model"], "needs a model: name one with --model"),
         (["--model", "smollm2-135m"], "proposer 'ngram': uses no model"),
+        (["--kv-memory", "1M"], "proposer 'ngram': uses no model, so --kv-memory means nothing to it"),
+        (["--proposer", "suffix", "--kv-memory", "1M"], "proposer 'suffix': uses no model, so --kv-memory means"),
     ],
 )
 def test_what_cannot_start_says_so_in_one_line_and_exits_with_2(

@@ -56,3 +56,9 @@ def test_the_command_line_takes_every_name(command: list[str], name: str, monkey
     answer = CliRunner().invoke(cli.app, [*command, "--proposer", name])
     assert answer.exit_code == 2
     assert [plan.draft for plan in plans] == [["--proposer", name]]
+
+
+@pytest.mark.parametrize("command", [["up"], ["generate"]])
+def test_help_names_every_proposer(command: list[str]) -> None:
+    answer = CliRunner().invoke(cli.app, [*command, "--help"], env={"COLUMNS": "200"})
+    assert [name for name in proposer_names() if name not in answer.output] == []
