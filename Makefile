@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .PHONY: demo test unit check protos identity losslessness bench bench-sampling bench-target bench-drafts report-block \
-	loadtest churn churn-short chaos chaos-toy chaos-short clean
+	loadtest churn churn-short chaos chaos-toy chaos-short audit audit-database clean
 
 demo: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
@@ -102,6 +102,15 @@ chaos-toy: $(READY)
 chaos-short: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
 	GRPC_VERBOSITY=NONE $(BIN)/python -m loadtest.chaos --seconds 60 --faults 15
+
+# Every pinned version against the database of known vulnerabilities; fails as well when one cannot be looked up there.
+AUDIT := $(BIN)/pip-audit --strict --disable-pip --no-deps --progress-spinner off
+audit: $(READY)
+	$(AUDIT) --requirement constraints.txt
+
+# Whether that database answers: it must know what everybody knows about an old version.
+audit-database: $(READY)
+	@echo "jinja2==2.10" | $(AUDIT) --format json --requirement /dev/stdin 2>/dev/null | grep -q CVE-2019-10906
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
