@@ -17,6 +17,7 @@ from types import TracebackType
 
 MODULES = {"target": "target_service", "draft": "draft_service", "orchestrator": "orchestrator"}
 _POLL_S = 0.05
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ServiceStartError(Exception):
@@ -49,11 +50,24 @@ class ServiceProcess:
         """The bound HOST:PORT of a ready service."""
         return self.ready_file.read_text().strip()
 
+    def exit_code(self) -> int | None:
+        """None while it runs. Signals wait meanwhile.
+
+        An interrupt inside `Popen.poll` can leave its lock taken, and the wait for a process that was killed would
+        then never end.
+        """
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
+            return self.process.poll()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
     def is_ready(self) -> bool:
         """Whether it serves; ServiceStartError when it has ended instead."""
         if self.ready_file.exists():
             return True
-        code = self.process.poll()
+        code = self.exit_code()
         if code is not None:
             raise ServiceStartError(f"the {self.service} service ended with exit code {code} before it was ready")
         return False
@@ -62,7 +76,7 @@ class ServiceProcess:
         """SIGTERM, then SIGKILL after the grace; the exit code."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        if self.process.poll() is None:
+        if self.exit_code() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(timeout=grace_s)
@@ -164,7 +178,7 @@ class LocalCluster:
         """Block until one of the services ends by itself; that service."""
         while True:
             for service in self.services:
-                if service.process.poll() is not None:
+                if service.exit_code() is not None:
                     return service
             time.sleep(_POLL_S)
 
