@@ -3,6 +3,7 @@
 import asyncio
 import math
 import random
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import StrEnum
@@ -53,9 +54,9 @@ _MAX_CHUNKS = 12
 _SHORTEST_S, _LONGEST_S = 0.02, 20.0  # from before the first chunk to longer than any request lasts
 
 
-def draw_fate(rng: random.Random) -> Fate:
+def draw_fate(rng: random.Random, weights: Mapping[Plan, int] = _WEIGHTS) -> Fate:
     """A random fate; times are uniform in their logarithm, so that short ones are as frequent as long ones."""
-    (plan,) = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))
+    (plan,) = rng.choices(list(weights), list(weights.values()))
     match plan:
         case Plan.CANCEL:
             return Fate(plan, num_chunks=rng.randint(1, _MAX_CHUNKS))
@@ -112,3 +113,25 @@ class Call:
         self.num_fallback_rounds = generation.result.speculation.num_fallback_rounds
         self.num_reopens = generation.result.speculation.num_reopens
         return Ending.FINISHED
+
+
+def problem_of(call: Call) -> str | None:
+    """What is wrong with a call that has ended; None when it gave what it should."""
+    recorded = call.recorded
+    same = (call.token_ids, call.text) == (recorded.token_ids, recorded.text)
+    begins = recorded.token_ids[: len(call.token_ids)] == call.token_ids and recorded.text.startswith(call.text)
+    match call.ending:
+        case Ending.FINISHED if not same:
+            wrong = "finished with another answer than alone"
+        case Ending.CANCELLED | Ending.DEADLINE if not begins:
+            wrong = f"{call.ending} with what is no beginning of the answer alone"
+        case Ending.DEADLINE if call.fate.plan is not Plan.DEADLINE:
+            return f"{call}\n  met a deadline that it did not have: {call.error}"
+        case Ending.FAILED:
+            return f"{call}\n  failed: {call.error}"
+        case _:
+            return None
+    return (
+        f"{call}\n  {wrong}\n  came  {call.text!r} {list(call.token_ids)}"
+        f"\n  alone {recorded.text!r} {list(recorded.token_ids)}"
+    )

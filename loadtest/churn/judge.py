@@ -4,33 +4,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from loadtest.churn.calls import Call, Ending, Plan
+from loadtest.churn.calls import Call, Ending, Plan, problem_of
 from loadtest.memory import MemorySeen
 
 MAX_PROBLEMS = 20  # after so many there is no point in going on
 MIN_KV_USAGE = 0.75  # below it the pool is not small
-
-
-def problem_of(call: Call) -> str | None:
-    """What is wrong with a call that has ended; None when it gave what it should."""
-    recorded = call.recorded
-    same = (call.token_ids, call.text) == (recorded.token_ids, recorded.text)
-    begins = recorded.token_ids[: len(call.token_ids)] == call.token_ids and recorded.text.startswith(call.text)
-    match call.ending:
-        case Ending.FINISHED if not same:
-            wrong = "finished with another answer than alone"
-        case Ending.CANCELLED | Ending.DEADLINE if not begins:
-            wrong = f"{call.ending} with what is no beginning of the answer alone"
-        case Ending.DEADLINE if call.fate.plan is not Plan.DEADLINE:
-            return f"{call}\n  met a deadline that it did not have: {call.error}"
-        case Ending.FAILED:
-            return f"{call}\n  failed: {call.error}"
-        case _:
-            return None
-    return (
-        f"{call}\n  {wrong}\n  came  {call.text!r} {list(call.token_ids)}"
-        f"\n  alone {recorded.text!r} {list(recorded.token_ids)}"
-    )
 
 
 @dataclass(slots=True)

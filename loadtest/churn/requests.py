@@ -34,10 +34,14 @@ def spec_bench_prompts() -> list[str]:
     return [case["prompt"] for case in json.loads(_SPEC_BENCH.read_text())["prompts"]]
 
 
-def make_requests(prompts: Sequence[str], num_requests: int, seed: int) -> list[tuple[str, GenerateOptions]]:
+def make_requests(
+    prompts: Sequence[str], num_requests: int, seed: int, max_long_tokens: int = MAX_LONG_TOKENS
+) -> list[tuple[str, GenerateOptions]]:
     """The same requests for the same arguments; even ones are greedy, odd ones sampled with a seed of their own."""
     rng = random.Random(seed)
-    return [(_prompt(rng, prompts), _options(rng, index % 2 == 0)) for index in range(num_requests)]
+    return [
+        (_prompt(rng, prompts), _options(rng, index % 2 == 0, max_long_tokens)) for index in range(num_requests)
+    ]
 
 
 def _prompt(rng: random.Random, prompts: Sequence[str]) -> str:
@@ -53,11 +57,11 @@ def _prompt(rng: random.Random, prompts: Sequence[str]) -> str:
     return text[:MAX_PROMPT_CHARS]
 
 
-def _options(rng: random.Random, is_greedy: bool) -> GenerateOptions:
+def _options(rng: random.Random, is_greedy: bool, max_long_tokens: int) -> GenerateOptions:
     options = GenerateOptions(**rng.choice(_GREEDY if is_greedy else _SAMPLED))
     if not is_greedy:
         options["seed"] = rng.getrandbits(64)
-    limits = (MAX_TOKENS, MAX_LONG_TOKENS) if rng.random() < 1 / 3 else (1, MAX_TOKENS)
+    limits = (MAX_TOKENS, max_long_tokens) if rng.random() < 1 / 3 else (1, MAX_TOKENS)
     options["max_tokens"] = max_tokens = rng.randint(*limits)
     if rng.random() < 0.2:
         options["min_tokens"] = rng.randint(1, max_tokens)

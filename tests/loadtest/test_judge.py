@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.churn.calls import Call, Ending, Fate, Plan
-from loadtest.churn.judge import Outcome, Tally, problem_of, verdict
+from loadtest.churn.calls import Call, Ending, Fate, Plan, problem_of
+from loadtest.churn.judge import Outcome, Tally, verdict
 from loadtest.churn.report import report, summary
 from loadtest.memory import PROCESS_BYTES, MemoryPlan, MemorySeen
 from loadtest.recorded import Recorded

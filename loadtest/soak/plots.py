@@ -1,0 +1,80 @@
+"""The soak's plots: a panel a system, over minutes of the run."""
+
+from collections.abc import Mapping, Sequence
+
+from loadtest.figures import Figures
+from loadtest.soak.gates import SystemRun
+from loadtest.svg_plot import Line, Panel, draw
+
+_MINUTES = "minutes since the load began"
+
+
+def plots(runs: Sequence[SystemRun]) -> Mapping[str, str]:
+    """SVG by name."""
+    panels = {
+        "memory": [panel for run in runs for panel in _memory(run)],
+        "requests": [_requests(run) for run in runs],
+        "latency": [panel for run in runs for panel in _latency(run)],
+        "blocks": [_counters(run, ("used blocks at the target", "used blocks at the draft")) for run in runs],
+        "sessions": [
+            _counters(run, ("running requests", "sessions at the target", "sessions at the draft")) for run in runs
+        ],
+    }
+    return {name: draw(some, _MINUTES) for name, some in panels.items()}
+
+
+def _memory(run: SystemRun) -> list[Panel]:
+    """A panel a process, or growth would not be seen beside a model's weights."""
+    return [
+        Panel(
+            f"{run.name}, {service}: resident memory, MiB",
+            [Line(service, [(_minutes(run, one.at_s), one.resident[service] / 2**20) for one in run.samples])],
+        )
+        for service in run.samples[0].resident
+    ]
+
+
+def _requests(run: SystemRun) -> Panel:
+    names = ("calls", "cancelled", "deadline passed", "refusals")
+    lines = [Line(name, _over_minutes(run, run.figures.series(name))) for name in names]
+    return Panel(f"{run.name}: calls a second", lines)
+
+
+def _latency(run: SystemRun) -> list[Panel]:
+    return [
+        Panel(f"{run.name}: {title}, ms", _percentiles(run, run.figures, name))
+        for name, title in {"first token": "time to first token", "inter-token": "inter-token latency"}.items()
+    ]
+
+
+def _percentiles(run: SystemRun, figures: Figures, name: str) -> list[Line]:
+    return [
+        Line(
+            f"p{percent}",
+            _over_minutes(run, [(at_s, 1e3 * value) for at_s, value in figures.percentiles(name, percent)]),
+        )
+        for percent in (50, 99)
+    ]
+
+
+def _counters(run: SystemRun, names: Sequence[str]) -> Panel:
+    lines = [
+        Line(
+            name,
+            [
+                (_minutes(run, one.at_s), float(one.counters[name]))
+                for one in run.samples
+                if one.counters is not None
+            ],
+        )
+        for name in names
+    ]
+    return Panel(f"{run.name}: what is held", lines)
+
+
+def _over_minutes(run: SystemRun, points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    return [(_minutes(run, at_s), value) for at_s, value in points]
+
+
+def _minutes(run: SystemRun, at_s: float) -> float:
+    return (at_s - run.started_at) / 60

@@ -1,0 +1,127 @@
+"""The systems under load, each of real processes, and locust's processes that load them."""
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from loadtest.churn.requests import MAX_TOKENS, make_requests, spec_bench_prompts
+from loadtest.figures import Figures, merged
+from loadtest.recorded import record
+from loadtest.schedule import Schedule, soak_schedule
+from tandem.client import SyncTandemClient
+from tandem.cluster_options import ClusterChoice, PassedOptions
+from tandem.defaults import NUM_DRAFT_TOKENS
+from tandem.processes import ClusterPlan
+
+_LOCUSTFILE = Path(__file__).with_name("locustfile.py")
+_LEAVE_WITHIN_S = 10  # a user that has to go finishes its answer, or hangs up after so long
+_BLEND = 0.2  # of a toy draft: how far its logits are from the target's
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one system has to bear."""
+
+    users: int  # between spikes
+    think_s: float  # mean pause of a user
+    num_cycles: int
+    cycle_s: float
+    num_requests: int  # distinct ones
+    seed: int
+    num_processes: int  # of locust that make the load
+
+    @property
+    def schedule(self) -> Schedule:
+        return soak_schedule(self.users, self.num_cycles, self.cycle_s)
+
+    @property
+    def leave_within_s(self) -> int:
+        """A third of the quiet phase at most, so that it is quiet; whole seconds, as locust wants them."""
+        begin, end = self.schedule.quiet_times()[0]
+        return max(1, int(min(_LEAVE_WITHIN_S, (end - begin) / 3)))
+
+
+def real_plan(model: str, dtype: str) -> ClusterPlan:
+    """One thread for the target, drafts by prompt lookup."""
+    return ClusterChoice(model, dtype, None, True, NUM_DRAFT_TOKENS, 1).plan()
+
+
+def toy_plan(toy: str, max_requests: int) -> ClusterPlan:
+    """A toy target, and a toy draft that is often right."""
+    draft = f"{toy},blend={_BLEND}"
+    passed = PassedOptions(max_requests=max_requests)
+    return ClusterChoice("", "float32", draft, False, NUM_DRAFT_TOKENS, 1, toy, passed=passed).plan()
+
+
+def record_answers(address: str, load: Load, file: Path) -> None:
+    """Every request's answer alone, for the users to compare with."""
+    with SyncTandemClient(address) as client:
+        recorded = record(client, make_requests(spec_bench_prompts(), load.num_requests, load.seed, MAX_TOKENS))
+    file.write_text(json.dumps([asdict(one) for one in recorded]))
+
+
+@dataclass
+class LocustRun:
+    """Locust's master, or only process, for one system."""
+
+    process: subprocess.Popen[bytes]
+    figures_file: Path
+    log_file: Path
+
+    @classmethod
+    def start(cls, address: str, load: Load, answers: Path, folder: Path) -> "LocustRun":
+        """In `folder`, which must exist."""
+        figures, log = folder / "figures.json", folder / "locust.log"
+        process = subprocess.Popen(
+            locust_command(address, load, answers, figures), stdout=log.open("wb"), stderr=subprocess.STDOUT
+        )
+        return cls(process, figures, log)
+
+    def stop(self) -> None:
+        """Nothing when it has ended; its workers end with it."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait()
+
+    def results(self) -> tuple[float, Figures]:
+        """When the schedule began (Unix), and what the users saw; ValueError with locust's words when there is none."""
+        if self.process.returncode != 0 or not self.figures_file.exists():
+            raise ValueError(
+                f"locust ended with exit code {self.process.returncode}: {self.log_file.read_text()[-2000:]}"
+            )
+        page = json.loads(self.figures_file.read_text())
+        return page["started_at"], merged([page["figures"]])
+
+
+def locust_command(address: str, load: Load, answers: Path, figures: Path) -> Sequence[str]:
+    """Failures are judged from the figures, so locust's exit code says only whether it worked."""
+    options = {
+        "-f": _LOCUSTFILE,
+        "--host": address,
+        "--answers": answers,
+        "--figures": figures,
+        "--soak-users": load.users,
+        "--cycles": load.num_cycles,
+        "--cycle-seconds": load.cycle_s,
+        "--think-seconds": load.think_s,
+        "--draws": load.seed,
+        "--stop-timeout": load.leave_within_s,
+        "--exit-code-on-error": 0,
+    }
+    command = [sys.executable, "-m", "locust", "--headless", "--only-summary"]
+    command += [text for name, value in options.items() for text in (name, str(value))]
+    if load.num_processes == 1:
+        return command
+    port = str(free_port())
+    return [*command, "--processes", str(load.num_processes), "--master-bind-port", port, "--master-port", port]
+
+
+def free_port() -> int:
+    """For locust's master and workers, so that several can run on a machine."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -1,0 +1,115 @@
+"""What a soak must have shown: each gate can fail, and says why."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from loadtest.churn.calls import Ending
+from loadtest.figures import Figures
+from loadtest.schedule import soak_schedule
+from loadtest.soak.gates import ALLOCATOR_BYTES, CANCELLED_STREAM_BYTES, SystemRun, allowed_growth_bytes, gates
+from loadtest.soak.monitor import Sample
+from loadtest.soak.report import page
+
+CYCLE_S = 300.0
+START = 1_000_000.0
+MIB = 1 << 20
+
+
+def samples(growth_bytes_a_second: float = 0.0, busy: int = 5, quiet: int = 0, num_cycles: int = 4) -> list[Sample]:
+    """Every 5 s; a warm-up in which memory grows a lot, counters that are `quiet` in the quiet phases."""
+    schedule = soak_schedule(10, num_cycles, CYCLE_S)
+    taken = []
+    for second in range(0, int(schedule.seconds), 5):
+        is_quiet = any(begin + 10 <= second <= end for begin, end in schedule.quiet_times())
+        size = 100 * MIB + min(second, CYCLE_S) * MIB + max(0.0, second - CYCLE_S) * growth_bytes_a_second
+        taken.append(
+            Sample(START + second, {"target": int(size)}, {"sessions at the target": quiet if is_quiet else busy})
+        )
+    return taken
+
+
+def figures(**counts: int) -> Figures:
+    """A run in which everything happened, and `counts` with underscores for spaces."""
+    seen = Figures()
+    for name in ("calls", Ending.FINISHED.value, "cancelled", "deadline passed", "accepted drafts"):
+        seen.count(name, START, 3)
+    for name, number in counts.items():
+        seen.count(name.replace("_", " "), START, number)
+    return seen
+
+
+def whole_run() -> SystemRun:
+    return SystemRun("toy", figures(), samples(), [], [], soak_schedule(10, 4, CYCLE_S), START, CYCLE_S)
+
+
+def failed(run: SystemRun) -> list[str]:
+    return [gate.name for gate in gates(run) if gate.passed is False]
+
+
+def test_a_run_with_nothing_to_complain_about_passes_every_gate() -> None:
+    assert [gate.passed for gate in gates(whole_run())] == [True] * 7
+    assert "Verdict: **passed**." in page([whole_run()], ["toy: what ran"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"figures": figures(wrong_answers=1)}, "not the recorded ones"),
+        ({"figures": figures(failures=1)}, "failures"),
+        ({"deaths": ["the target service, with exit code -9"]}, "ended by themselves"),
+        ({"held": ["target at h:1: 1 sessions"]}, "held at the end"),
+        ({"samples": samples(quiet=1)}, "quiet phases"),
+        ({"samples": [replace(one, counters=None) for one in samples()]}, "quiet phases"),
+    ],
+)
+def test_each_fault_fails_one_gate_and_the_page_says_so(change: Mapping[str, object], words: str) -> None:
+    run = replace(whole_run(), **change)  # type: ignore[arg-type]
+    (name,) = failed(run)
+    assert words in name
+    assert "Verdict: **NOT passed**." in page([run], [])
+
+
+def test_refusals_that_say_when_to_come_back_are_wanted() -> None:
+    assert failed(replace(whole_run(), figures=figures(refusals=100))) == []
+
+
+@pytest.mark.parametrize("missing", [Ending.FINISHED.value, "cancelled", "deadline passed", "accepted drafts"])
+def test_a_run_that_lacks_a_kind_of_call_shows_nothing(missing: str) -> None:
+    seen = figures()
+    seen.counts = type(seen.counts)({key: number for key, number in seen.counts.items() if key[0] != missing})
+    (name,) = failed(replace(whole_run(), figures=seen))
+    assert "every kind" in name
+
+
+def test_one_quiet_phase_in_which_something_stays_is_enough_to_fail() -> None:
+    begin, end = whole_run().schedule.quiet_times()[1]
+    held = [
+        replace(one, counters={"sessions at the target": 1}) if begin <= one.at_s - START <= end else one
+        for one in samples()
+    ]
+    run = replace(whole_run(), samples=held)
+    (gate,) = [gate for gate in gates(run) if gate.passed is False]
+    assert gate.seen == "3 of 4"
+
+
+def test_memory_may_grow_in_the_warm_up_and_not_after_it() -> None:
+    limit = ALLOCATOR_BYTES / (3 * CYCLE_S)
+    assert failed(replace(whole_run(), samples=samples(0.9 * limit))) == []
+    (name,) = failed(replace(whole_run(), samples=samples(1.1 * limit)))
+    assert "target process's resident memory" in name
+
+
+def test_streams_that_were_cut_short_may_cost_what_grpc_keeps_of_them() -> None:
+    run = replace(whole_run(), figures=figures(left=39_994))
+    assert run.num_cut_short == 40_000
+    assert allowed_growth_bytes(run) == ALLOCATOR_BYTES + 0.75 * 40_000 * CANCELLED_STREAM_BYTES
+
+
+def test_a_run_too_short_for_a_trend_says_so_and_does_not_judge_memory() -> None:
+    run = replace(whole_run(), schedule=soak_schedule(10, 1, CYCLE_S), samples=samples(1e6, num_cycles=1))
+    *_, gate = gates(run)
+    assert gate.passed is None
+    assert "0 s after the warm-up, a trend needs 600 s" in gate.seen
+    assert failed(run) == []
