@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .PHONY: demo test unit check protos identity losslessness bench bench-sampling bench-target bench-drafts report-block \
-	loadtest churn churn-short chaos chaos-toy chaos-short audit audit-database clean
+	loadtest churn churn-short chaos chaos-toy chaos-short soak soak-short overload audit audit-database clean
 
 demo: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
@@ -102,6 +102,21 @@ chaos-toy: $(READY)
 chaos-short: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
 	GRPC_VERBOSITY=NONE $(BIN)/python -m loadtest.chaos --seconds 60 --faults 15
+
+# 30 minutes of users that come and go, on the real model and on a toy engine at the same time; writes
+# docs/reports/soak.md and its plots. The short form has one cycle of a minute, too short to judge memory by.
+soak: $(READY)
+	$(BIN)/tandem models pull smollm2-135m
+	GRPC_VERBOSITY=NONE $(BIN)/python -m loadtest.soak --out docs/reports/soak.md
+
+soak-short: $(READY)
+	$(BIN)/tandem models pull smollm2-135m
+	GRPC_VERBOSITY=NONE $(BIN)/python -m loadtest.soak --cycles 1 --cycle-seconds 60 --requests 6
+
+# Four times the capacity of a toy engine whose steps take 50 ms; writes docs/reports/overload.md.
+overload: $(READY)
+	GRPC_VERBOSITY=NONE $(BIN)/python -m loadtest.overload --toy hashed:vocab=512,seed=3,delay_ms=50 \
+		--out docs/reports/overload.md
 
 # Every pinned version against the database of known vulnerabilities; fails as well when one cannot be looked up there.
 AUDIT := $(BIN)/pip-audit --strict --disable-pip --no-deps --progress-spinner off

@@ -105,10 +105,10 @@ def soak_schedule(users: int, num_cycles: int, cycle_s: float) -> Schedule:
     """Cycles of `cycle_s` seconds: ramp up, hold, a spike to half as many more, hold, churn, and a quiet phase."""
     cycle: list[Phase] = [
         Ramp(0.10 * cycle_s, 0, users),
-        Hold(0.35 * cycle_s, users),
+        Hold(0.30 * cycle_s, users),
         Spike(0.10 * cycle_s, users, users + (users + 1) // 2),
         Hold(0.10 * cycle_s, users),
         Churn(0.20 * cycle_s, users, users // 3, cycle_s / 20),
-        Hold(0.15 * cycle_s, 0),
+        Hold(0.20 * cycle_s, 0),
     ]
     return Schedule(cycle * num_cycles)

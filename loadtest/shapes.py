@@ -20,5 +20,5 @@ class ScheduledShape(LoadTestShape):
 
     def tick(self) -> tuple[int, float] | None:
         """See locust."""
-        users = self.schedule().users_at(self.get_run_time())
+        users = self.schedule().users_at(self.get_run_time())  # type: ignore[no-untyped-call]
         return None if users is None else (users, MAX_SPAWN_RATE)

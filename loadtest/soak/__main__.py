@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.idle import wait_idle
-from loadtest.soak.gates import SystemRun, gates
+from loadtest.soak.gates import SystemRun, all_gates
 from loadtest.soak.monitor import Monitor
 from loadtest.soak.report import page, write
 from loadtest.soak.systems import Load, LocustRun, real_plan, record_answers, toy_plan
@@ -21,7 +21,7 @@ from tandem.client import SyncTandemClient
 from tandem.processes import ClusterPlan, LocalCluster, ServiceStartError
 from tandem.serving.options import make_parser, positive_int
 
-_LOOK_EVERY_S = 2.0
+_LOOK_EVERY_S = 1.0
 _LATE_S = 120.0  # locust's start and end beside its schedule; after that it hangs
 
 
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stdout.write(page(runs, settings))
     if options.out is not None:
         write(options.out, runs, settings)
-    return 0 if all(gate.passed is not False for run in runs for gate in gates(run)) else 1
+    return 0 if all(gate.passed is not False for _, gate in all_gates(runs)) else 1
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -149,7 +149,7 @@ def watch(running: Sequence[Running]) -> None:
 
 def finish(one: Running) -> SystemRun:
     """What it has shown."""
-    started_at, figures = one.locust.results()
+    started_at, ended_at, figures = one.locust.results()
     held = wait_idle(one.client) if not one.monitor.deaths else []
     return SystemRun(
         name=one.system.name,
@@ -159,6 +159,7 @@ def finish(one: Running) -> SystemRun:
         held=held,
         schedule=one.system.load.schedule,
         started_at=started_at,
+        ended_at=ended_at,
         warm_up_s=one.system.load.cycle_s,
     )
 

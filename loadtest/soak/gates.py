@@ -35,6 +35,7 @@ class SystemRun:
     held: Sequence[str]  # when all was over
     schedule: Schedule
     started_at: float  # the schedule's beginning, Unix
+    ended_at: float  # of the load
     warm_up_s: float
 
     @property
@@ -50,33 +51,44 @@ class SystemRun:
         return [sample for sample in self.samples if begin <= sample.at_s <= end]
 
 
+def all_gates(runs: Sequence[SystemRun]) -> list[tuple[str, Gate]]:
+    """Every system's with its name, and those of all together."""
+    each = [(run.name, gate) for run in runs for gate in gates(run)]
+    kinds = (Ending.CANCELLED.value, Ending.DEADLINE.value)
+    return [*each, ("together", _happened([run.figures for run in runs], kinds))]
+
+
 def gates(run: SystemRun) -> list[Gate]:
-    """All of one system."""
+    """One system's."""
     return [*_answers(run), *_ends(run), *_quiet(run), *_memory(run)]
 
 
 def _answers(run: SystemRun) -> list[Gate]:
     figures = run.figures
     wrong, failed = figures.total("wrong answers"), figures.total("failures")
-    shown = {
-        ending.value: figures.total(ending.value) for ending in (Ending.FINISHED, Ending.CANCELLED, Ending.DEADLINE)
-    }
-    shown["accepted drafts"] = figures.total("accepted drafts")
-    missing = [name for name, number in shown.items() if not number]
     return [
         Gate("answers that are not the recorded ones", str(wrong), "0", wrong == 0),
         Gate("failures, refusals with a time to come back aside", str(failed), "0", failed == 0),
-        Gate(
-            "calls of every kind happened",
-            ", ".join(f"{name}: {number}" for name, number in shown.items()),
-            "1 of each",
-            not missing,
-        ),
+        _happened([figures], (Ending.FINISHED.value, "accepted drafts")),
     ]
 
 
+def _happened(several: Sequence[Figures], names: Sequence[str]) -> Gate:
+    """A run in which nothing happened shows nothing."""
+    shown = {name: sum(figures.total(name) for figures in several) for name in names}
+    seen = ", ".join(f"{name}: {number}" for name, number in shown.items())
+    return Gate("what must have happened for the run to show anything", seen, "1 of each", all(shown.values()))
+
+
 def _ends(run: SystemRun) -> list[Gate]:
+    lasted_s = run.ended_at - run.started_at
     return [
+        Gate(
+            "the load followed its schedule to the end",
+            f"{lasted_s:.0f} s",
+            f"at least {run.schedule.seconds:.0f} s",
+            lasted_s >= run.schedule.seconds,
+        ),
         Gate("services that ended by themselves", "; ".join(run.deaths) or "none", "none", not run.deaths),
         Gate("sessions and blocks held at the end", "; ".join(run.held) or "none", "none", not run.held),
     ]

@@ -16,9 +16,8 @@ from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 import gevent  # noqa: E402
-from locust import User, events, task  # noqa: E402
+from locust import User, events, runners, task  # noqa: E402
 from locust.env import Environment  # noqa: E402
-from locust.runners import WorkerRunner  # noqa: E402
 
 from loadtest.churn.calls import Call, Ending, Plan, draw_fate, problem_of  # noqa: E402
 from loadtest.figures import Figures  # noqa: E402
@@ -34,6 +33,7 @@ from tandem.client import (  # noqa: E402
     TandemError,
 )
 
+runners.HEARTBEAT_LIVENESS = 60  # seconds; with the 3 there are, a busy machine loses its workers
 FATES = {Plan.FINISH: 8, Plan.CANCEL: 2, Plan.DEADLINE: 2}  # one in so many
 FIGURES = Figures()  # of this process; a worker's go to the master, which has everyone's
 
@@ -75,9 +75,9 @@ def note_start(**_: object) -> None:
 @events.quitting.add_listener
 def write_figures(environment: Environment, **_: object) -> None:
     """Once, where all figures have come together."""
-    if isinstance(environment.runner, WorkerRunner) or environment.parsed_options is None:
+    if isinstance(environment.runner, runners.WorkerRunner) or environment.parsed_options is None:
         return
-    page = {"started_at": SoakShape.started_at, "figures": FIGURES.take()}
+    page = {"started_at": SoakShape.started_at, "ended_at": time.time(), "figures": FIGURES.take()}
     Path(environment.parsed_options.figures).write_text(json.dumps(page))
 
 

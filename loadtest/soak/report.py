@@ -6,7 +6,7 @@ from pathlib import Path
 from engine.bench_report import machine_lines, table
 from loadtest.churn.calls import Ending
 from loadtest.figures import WINDOW_S, acceptance_rate, tokens_a_round
-from loadtest.soak.gates import ALLOCATOR_BYTES, CANCELLED_STREAM_BYTES, Gate, SystemRun, gates
+from loadtest.soak.gates import ALLOCATOR_BYTES, CANCELLED_STREAM_BYTES, Gate, SystemRun, all_gates
 from loadtest.soak.plots import plots
 from loadtest.versions import versions_line
 
@@ -31,7 +31,7 @@ every stream that was cut short, which gRPC itself is known to keep."""
 
 def page(runs: Sequence[SystemRun], settings: Sequence[str]) -> str:
     """Of the whole run; `settings` say what ran, a line a system."""
-    judged = [(run.name, gate) for run in runs for gate in gates(run)]
+    judged = all_gates(runs)
     has_failed = any(gate.passed is False for _, gate in judged)
     rows = [[name, gate.name, gate.seen, gate.limit, _word(gate)] for name, gate in judged]
     lines = ["# Soak", "", METHOD, "", *(f"- {line}" for line in settings), "", *machine_lines(), versions_line()]

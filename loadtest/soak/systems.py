@@ -87,14 +87,14 @@ class LocustRun:
             self.process.terminate()
             self.process.wait()
 
-    def results(self) -> tuple[float, Figures]:
-        """When the schedule began (Unix), and what the users saw; ValueError with locust's words when there is none."""
+    def results(self) -> tuple[float, float, Figures]:
+        """Beginning and end of the load (Unix), and what the users saw; ValueError, with locust's words, without it."""
         if self.process.returncode != 0 or not self.figures_file.exists():
             raise ValueError(
                 f"locust ended with exit code {self.process.returncode}: {self.log_file.read_text()[-2000:]}"
             )
         page = json.loads(self.figures_file.read_text())
-        return page["started_at"], merged([page["figures"]])
+        return page["started_at"], page["ended_at"], merged([page["figures"]])
 
 
 def locust_command(address: str, load: Load, answers: Path, figures: Path) -> Sequence[str]:

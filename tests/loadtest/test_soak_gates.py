@@ -8,7 +8,14 @@ import pytest
 from loadtest.churn.calls import Ending
 from loadtest.figures import Figures
 from loadtest.schedule import soak_schedule
-from loadtest.soak.gates import ALLOCATOR_BYTES, CANCELLED_STREAM_BYTES, SystemRun, allowed_growth_bytes, gates
+from loadtest.soak.gates import (
+    ALLOCATOR_BYTES,
+    CANCELLED_STREAM_BYTES,
+    SystemRun,
+    all_gates,
+    allowed_growth_bytes,
+    gates,
+)
 from loadtest.soak.monitor import Sample
 from loadtest.soak.report import page
 
@@ -41,15 +48,17 @@ def figures(**counts: int) -> Figures:
 
 
 def whole_run() -> SystemRun:
-    return SystemRun("toy", figures(), samples(), [], [], soak_schedule(10, 4, CYCLE_S), START, CYCLE_S)
+    return SystemRun(
+        "toy", figures(), samples(), [], [], soak_schedule(10, 4, CYCLE_S), START, START + 4 * CYCLE_S, CYCLE_S
+    )
 
 
 def failed(run: SystemRun) -> list[str]:
-    return [gate.name for gate in gates(run) if gate.passed is False]
+    return [gate.name for _, gate in all_gates([run]) if gate.passed is False]
 
 
 def test_a_run_with_nothing_to_complain_about_passes_every_gate() -> None:
-    assert [gate.passed for gate in gates(whole_run())] == [True] * 7
+    assert [gate.passed for _, gate in all_gates([whole_run()])] == [True] * 9
     assert "Verdict: **passed**." in page([whole_run()], ["toy: what ran"])
 
 
@@ -60,6 +69,7 @@ def test_a_run_with_nothing_to_complain_about_passes_every_gate() -> None:
         ({"figures": figures(failures=1)}, "failures"),
         ({"deaths": ["the target service, with exit code -9"]}, "ended by themselves"),
         ({"held": ["target at h:1: 1 sessions"]}, "held at the end"),
+        ({"ended_at": START + CYCLE_S}, "followed its schedule"),
         ({"samples": samples(quiet=1)}, "quiet phases"),
         ({"samples": [replace(one, counters=None) for one in samples()]}, "quiet phases"),
     ],
@@ -80,7 +90,16 @@ def test_a_run_that_lacks_a_kind_of_call_shows_nothing(missing: str) -> None:
     seen = figures()
     seen.counts = type(seen.counts)({key: number for key, number in seen.counts.items() if key[0] != missing})
     (name,) = failed(replace(whole_run(), figures=seen))
-    assert "every kind" in name
+    assert "must have happened" in name
+
+
+def test_cancels_and_deadlines_of_one_system_show_them_for_all() -> None:
+    seen = figures()
+    seen.counts = type(seen.counts)({key: number for key, number in seen.counts.items() if key[0] != "cancelled"})
+    name, gate = all_gates([whole_run(), replace(whole_run(), figures=seen)])[-1]
+    assert name == "together"
+    assert gate.passed
+    assert "cancelled: 3" in gate.seen
 
 
 def test_one_quiet_phase_in_which_something_stays_is_enough_to_fail() -> None:
