@@ -126,7 +126,7 @@ def record_requests(address: str, num_requests: int, seed: int, max_tokens: int 
     """Requests of the churn's kind with their answers alone; `max_tokens` gives all answers one length."""
     requests = make_requests(spec_bench_prompts(), num_requests, seed, MAX_TOKENS)
     if max_tokens is not None:
-        fixed = {"max_tokens": max_tokens, "min_tokens": 0, "stop": [], "ignore_eos": True}
+        fixed = GenerateOptions(max_tokens=max_tokens, min_tokens=0, stop=[], ignore_eos=True)
         requests = [(prompt, GenerateOptions(**{**options, **fixed})) for prompt, options in requests]
     with SyncTandemClient(address) as client:
         return record(client, requests)
