@@ -8,7 +8,7 @@ from typing import Any
 from loadtest.churn.calls import Call
 
 WINDOW_S = 10
-MAX_PROBLEMS = 20  # kept in words, of each process; all are counted
+MAX_PROBLEMS = 20  # kept in words; all are counted
 _BUCKET = math.log(1.02)  # a latency is known within 1 %
 
 
@@ -101,7 +101,7 @@ class Figures:
             self.counts[key[0], key[1]] += number
         for *key, number in taken["latencies"]:
             self.latencies[key[0], key[1], key[2]] += number
-        self.problems += taken["problems"]
+        self.problems = [*self.problems, *taken["problems"]][:MAX_PROBLEMS]
 
 
 def _rows(counter: Mapping[tuple[Any, ...], int]) -> list[list[Any]]:

@@ -19,6 +19,7 @@ from engine.bench_report import machine_lines, table
 from loadtest.churn.requests import MAX_TOKENS, make_requests, spec_bench_prompts
 from loadtest.percentiles import MILLISECONDS_HEADER, milliseconds
 from loadtest.recorded import Recorded, record
+from loadtest.toy import toy_draft
 from loadtest.versions import versions_line
 from tandem.client import GenerateOptions, OverloadedError, SyncTandemClient, TandemClient, TandemError
 from tandem.cluster_options import ClusterChoice, PassedOptions
@@ -113,7 +114,7 @@ def system_of(options: argparse.Namespace) -> Iterator[tuple[str, LocalCluster |
     if getattr(options, "address", None):
         yield options.address, None
         return
-    draft = f"{options.toy},blend=0.2" if options.toy else None
+    draft = toy_draft(options.toy) if options.toy else None
     passed = PassedOptions(max_requests=options.max_requests)
     choice = ClusterChoice(
         options.model, "float32", draft, draft is None, NUM_DRAFT_TOKENS, 1, options.toy, passed=passed

@@ -73,11 +73,11 @@ def _figures(runs: Sequence[SystemRun]) -> list[str]:
 def _resident(runs: Sequence[SystemRun]) -> list[str]:
     rows = []
     for run in runs:
-        warm = run.warm or run.samples
         for service in run.samples[0].resident:
-            sizes = [sample.resident[service] for sample in warm]
-            cells = (run.samples[0].resident[service], sizes[0], sizes[-1], max(sizes))
-            rows.append([run.name, service, *(f"{size / 2**20:.1f}" for size in cells)])
+            sizes = [sample.resident[service] for sample in run.samples]
+            warm = run.warm[0].resident[service] if run.warm else None
+            cells = (sizes[0], warm, sizes[-1], max(sizes))
+            rows.append([run.name, service, *(_decimal(size and size / 2**20, 1) for size in cells)])
     return table(["system", "service", "before the load", "after the warm-up", "at the end", "most"], rows)
 
 

@@ -12,6 +12,7 @@ from loadtest.churn.requests import MAX_TOKENS, make_requests, spec_bench_prompt
 from loadtest.figures import Figures, merged
 from loadtest.recorded import record
 from loadtest.schedule import Schedule, soak_schedule
+from loadtest.toy import toy_draft
 from tandem.client import SyncTandemClient
 from tandem.cluster_options import ClusterChoice, PassedOptions
 from tandem.defaults import NUM_DRAFT_TOKENS
@@ -19,7 +20,6 @@ from tandem.processes import ClusterPlan
 
 _LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 _LEAVE_WITHIN_S = 10  # a user that has to go finishes its answer, or hangs up after so long
-_BLEND = 0.2  # of a toy draft: how far its logits are from the target's
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,8 @@ def real_plan(model: str, dtype: str) -> ClusterPlan:
 
 def toy_plan(toy: str, max_requests: int) -> ClusterPlan:
     """A toy target, and a toy draft that is often right."""
-    draft = f"{toy},blend={_BLEND}"
     passed = PassedOptions(max_requests=max_requests)
-    return ClusterChoice("", "float32", draft, False, NUM_DRAFT_TOKENS, 1, toy, passed=passed).plan()
+    return ClusterChoice("", "float32", toy_draft(toy), False, NUM_DRAFT_TOKENS, 1, toy, passed=passed).plan()
 
 
 def record_answers(address: str, load: Load, file: Path) -> None:

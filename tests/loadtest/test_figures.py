@@ -59,6 +59,11 @@ def test_all_problems_are_counted_and_the_first_are_told() -> None:
         figures.add_problem("failures", START, str(number))
     assert figures.total("failures") == MAX_PROBLEMS + 5
     assert figures.problems == [str(number) for number in range(MAX_PROBLEMS)]
+    more = Figures()
+    more.add_problem("failures", START, "one more")
+    figures.merge(more.take())
+    assert figures.total("failures") == MAX_PROBLEMS + 6
+    assert len(figures.problems) == MAX_PROBLEMS
 
 
 def test_series_are_a_second_and_have_the_empty_windows_too() -> None:
