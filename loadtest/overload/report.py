@@ -19,9 +19,9 @@ from the moment the request was due. Client, orchestrator, target and draft shar
 is in every figure; it is in the tables too. All answers are compared with recorded ones.
 
 The run passes when every request either gave its recorded answer or was refused at once with RESOURCE_EXHAUSTED and
-RetryInfo, when the counters of running requests and of sessions at target and draft, looked at twenty times a second,
-never passed the number of places (so the excess was refused before anything of it was scheduled), and when nothing is
-held afterwards. Timings never decide: they are goals, and the page says whether they were reached."""
+RetryInfo, when the counters of running requests and of sessions at target and draft, looked at up to twenty times a
+second, never passed the number of places (so the excess was refused before anything of it was scheduled), and when
+nothing is held afterwards. Timings never decide: they are goals, and the page says whether they were reached."""
 
 
 def verdict(measured: Measured, max_requests: int, held: Sequence[str]) -> list[str]:

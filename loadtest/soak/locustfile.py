@@ -97,7 +97,8 @@ class SoakShape(ScheduledShape):
 class PacedUser(User):
     """Asks recorded questions and pauses between them."""
 
-    num_users = 0
+    num_users = 0  # that there were in this process
+    num_calls = 0
 
     def wait_time(self) -> float:
         """Half to one and a half times the mean."""
@@ -121,7 +122,8 @@ class PacedUser(User):
     @task
     def call(self) -> None:
         """One call, judged."""
-        call = Call(0, self.rng.choice(self.recorded), draw_fate(self.rng, FATES))
+        PacedUser.num_calls += 1
+        call = Call(PacedUser.num_calls, self.rng.choice(self.recorded), draw_fate(self.rng, FATES))
         started_at, started = time.time(), time.perf_counter()
         try:
             run_call(call, self.client)
