@@ -63,6 +63,11 @@ def resident_bytes(pid: int) -> int:
     return _status_bytes(pid, "VmRSS")
 
 
+def own_bytes(pid: int) -> int:
+    """Of them those that are no file's: what a leak takes. Pages of files come and go as the kernel needs memory."""
+    return _status_bytes(pid, "RssAnon")
+
+
 def most_resident_bytes(pid: int) -> int:
     """The most that ever was."""
     return _status_bytes(pid, "VmHWM")

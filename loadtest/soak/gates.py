@@ -113,11 +113,11 @@ def _memory(run: SystemRun) -> list[Gate]:
     seconds = run.schedule.seconds - run.warm_up_s
     if seconds < MIN_TREND_S or len(run.warm) < 2:
         reason = f"not judged: {max(seconds, 0):.0f} s after the warm-up, a trend needs {MIN_TREND_S:.0f} s"
-        return [Gate("resident memory does not grow", reason, "–", None)]
+        return [Gate("own resident memory does not grow", reason, "–", None)]
     allowed = allowed_growth_bytes(run)
     return [
         Gate(
-            f"growth of the {service} process's resident memory after the warm-up",
+            f"growth of the {service} process's own resident memory after the warm-up",
             f"{growth / 2**20:+.2f} MiB",
             f"{allowed / 2**20:.2f} MiB",
             growth <= allowed,
@@ -131,8 +131,8 @@ def growths(run: SystemRun) -> dict[str, float]:
     warm = run.warm
     times = [sample.at_s for sample in warm]
     return {
-        service: theil_sen(times, [sample.resident[service] for sample in warm]) * (times[-1] - times[0])
-        for service in warm[0].resident
+        service: theil_sen(times, [sample.own[service] for sample in warm]) * (times[-1] - times[0])
+        for service in warm[0].own
     }
 
 

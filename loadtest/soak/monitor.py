@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from loadtest.memory import resident_bytes
+from loadtest.memory import own_bytes, resident_bytes
 from tandem.client import ServerInfo, SyncTandemClient, TandemError
 from tandem.processes import LocalCluster
 
@@ -15,6 +15,7 @@ class Sample:
 
     at_s: float  # Unix
     resident: Mapping[str, int]  # bytes, by service
+    own: Mapping[str, int]  # of them, those that are no file's
     counters: Mapping[str, int] | None  # None: the orchestrator did not answer in time
 
     @property
@@ -49,9 +50,11 @@ class Monitor:
         self.deaths = [f"the {one.service} service, with exit code {one.process.returncode}" for one in dead]
         if dead:
             return
-        resident = {one.service: resident_bytes(one.process.pid) for one in self.cluster.services}
+        pids = {one.service: one.process.pid for one in self.cluster.services}
+        resident = {service: resident_bytes(pid) for service, pid in pids.items()}
+        own = {service: own_bytes(pid) for service, pid in pids.items()}
         try:
             counters = counters_of(self.client.info(timeout=5.0))
         except TandemError:  # a busy machine; the next look is soon
             counters = None
-        self.samples.append(Sample(time.time(), resident, counters))
+        self.samples.append(Sample(time.time(), resident, own, counters))

@@ -1,9 +1,10 @@
 """The soak's plots: a panel a system, over minutes of the run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from loadtest.figures import Figures
 from loadtest.soak.gates import SystemRun
+from loadtest.soak.monitor import Sample
 from loadtest.svg_plot import Line, Panel, draw
 
 _MINUTES = "minutes since the load began"
@@ -12,7 +13,8 @@ _MINUTES = "minutes since the load began"
 def plots(runs: Sequence[SystemRun]) -> Mapping[str, str]:
     """SVG by name."""
     panels = {
-        "memory": [panel for run in runs for panel in _memory(run)],
+        "memory": [panel for run in runs for panel in _memory(run, "own memory", lambda sample: sample.own)],
+        "resident": [panel for run in runs for panel in _memory(run, "all memory", lambda sample: sample.resident)],
         "requests": [_requests(run) for run in runs],
         "latency": [panel for run in runs for panel in _latency(run)],
         "blocks": [_counters(run, ("used blocks at the target", "used blocks at the draft")) for run in runs],
@@ -23,12 +25,12 @@ def plots(runs: Sequence[SystemRun]) -> Mapping[str, str]:
     return {name: draw(some, _MINUTES) for name, some in panels.items()}
 
 
-def _memory(run: SystemRun) -> list[Panel]:
+def _memory(run: SystemRun, title: str, sizes: Callable[[Sample], Mapping[str, int]]) -> list[Panel]:
     """A panel a process, or growth would not be seen beside a model's weights."""
     return [
         Panel(
-            f"{run.name}, {service}: resident memory, MiB",
-            [Line(service, [(_minutes(run, one.at_s), one.resident[service] / 2**20) for one in run.samples])],
+            f"{run.name}, {service}: {title}, MiB",
+            [Line(service, [(_minutes(run, one.at_s), sizes(one)[service] / 2**20) for one in run.samples])],
         )
         for service in run.samples[0].resident
     ]

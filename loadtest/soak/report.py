@@ -7,6 +7,7 @@ from engine.bench_report import machine_lines, table
 from loadtest.churn.calls import Ending
 from loadtest.figures import WINDOW_S, acceptance_rate, tokens_a_round
 from loadtest.soak.gates import ALLOCATOR_BYTES, CANCELLED_STREAM_BYTES, Gate, SystemRun, all_gates
+from loadtest.soak.monitor import Sample
 from loadtest.soak.plots import plots
 from loadtest.versions import versions_line
 
@@ -24,7 +25,8 @@ places are taken, and must say when to come back; any other end is a failure.
 
 Inter-token latency is the time between two chunks of an answer as a user sees it; a chunk has a round's tokens.
 Latencies are known within 1 %, over windows of {WINDOW_S} s in the plots. The first cycle is the warm-up. The trend of
-memory is the Theil–Sen slope of each process's resident memory over all samples after it, times the time they span. It
+memory is the Theil–Sen slope of each process's own resident memory over all samples after it, times the time they span;
+pages of files, which the kernel takes and gives back as it needs memory, are left out of it. It
 may be {ALLOCATOR_BYTES >> 20} MiB, what allocators move between equal loads, and {CANCELLED_STREAM_BYTES} bytes for
 every stream that was cut short, which gRPC itself is known to keep."""
 
@@ -74,11 +76,18 @@ def _resident(runs: Sequence[SystemRun]) -> list[str]:
     rows = []
     for run in runs:
         for service in run.samples[0].resident:
-            sizes = [sample.resident[service] for sample in run.samples]
-            warm = run.warm[0].resident[service] if run.warm else None
-            cells = (sizes[0], warm, sizes[-1], max(sizes))
-            rows.append([run.name, service, *(_decimal(size and size / 2**20, 1) for size in cells)])
-    return table(["system", "service", "before the load", "after the warm-up", "at the end", "most"], rows)
+            for kind in ("own", "all"):
+                rows.append([run.name, service, kind, *_sizes(run, service, kind)])
+    return table(["system", "service", "", "before the load", "after the warm-up", "at the end", "most"], rows)
+
+
+def _sizes(run: SystemRun, service: str, kind: str) -> list[str]:
+    def size_of(sample: Sample) -> int:
+        return (sample.own if kind == "own" else sample.resident)[service]
+
+    sizes = [size_of(sample) for sample in run.samples]
+    warm = size_of(run.warm[0]) if run.warm else None
+    return [_decimal(size and size / 2**20, 1) for size in (sizes[0], warm, sizes[-1], max(sizes))]
 
 
 def _decimal(value: float | None, decimals: int = 2) -> str:

@@ -32,7 +32,12 @@ def samples(growth_bytes_a_second: float = 0.0, busy: int = 5, quiet: int = 0, n
         is_quiet = any(begin + 10 <= second <= end for begin, end in schedule.quiet_times())
         size = 100 * MIB + min(second, CYCLE_S) * MIB + max(0.0, second - CYCLE_S) * growth_bytes_a_second
         taken.append(
-            Sample(START + second, {"target": int(size)}, {"sessions at the target": quiet if is_quiet else busy})
+            Sample(
+                START + second,
+                {"target": 2 * second * MIB},
+                {"target": int(size)},
+                {"sessions at the target": quiet if is_quiet else busy},
+            )
         )
     return taken
 
@@ -117,7 +122,7 @@ def test_memory_may_grow_in_the_warm_up_and_not_after_it() -> None:
     limit = ALLOCATOR_BYTES / (3 * CYCLE_S)
     assert failed(replace(whole_run(), samples=samples(0.9 * limit))) == []
     (name,) = failed(replace(whole_run(), samples=samples(1.1 * limit)))
-    assert "target process's resident memory" in name
+    assert "target process's own resident memory" in name
 
 
 def test_streams_that_were_cut_short_may_cost_what_grpc_keeps_of_them() -> None:
