@@ -54,11 +54,12 @@ class _Axis:
     @classmethod
     def over(cls, low: float, high: float) -> "_Axis":
         """Round ticks over all of it."""
-        span = max(high - low, 1e-9 * max(abs(high), 1.0))
+        span = max(high - low, 0.01 * max(abs(high), 1.0))
         rough = span / _TICKS
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
-        return cls(math.floor(low / step) * step, math.ceil(high / step) * step, step)
+        first = math.floor(low / step)
+        return cls(first * step, max(math.ceil(high / step), first + 1) * step, step)
 
     def ticks(self) -> list[float]:
         """From low to high."""

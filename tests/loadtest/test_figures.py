@@ -142,6 +142,16 @@ def test_a_plot_has_a_line_for_every_series_inside_its_panel() -> None:
     assert {"a < b", "c", "d", "first", "second", "minutes"} <= set(labels)
 
 
+def test_a_value_that_never_changes_is_a_level_line() -> None:
+    for value in (0.0, 400.0):
+        (line,) = ElementTree.fromstring(draw([Panel("flat", [Line("a", [(0.0, value), (9.0, value)])])], "")).iter(
+            "{http://www.w3.org/2000/svg}polyline"
+        )
+        first, last = [point.split(",") for point in (line.get("points") or "").split()]
+        assert first[0] != last[0]
+        assert first[1] == last[1]
+
+
 def test_nothing_is_no_plot() -> None:
     with pytest.raises(ValueError, match="no points"):
         draw([Panel("first", [Line("a", [])])], "minutes")
