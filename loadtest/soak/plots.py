@@ -11,7 +11,7 @@ _MINUTES = "minutes since the load began"
 
 
 def plots(runs: Sequence[SystemRun]) -> Mapping[str, str]:
-    """SVG by name."""
+    """SVG by name; none of what never happened."""
     panels = {
         "memory": [panel for run in runs for panel in _memory(run, "own memory", lambda sample: sample.own)],
         "resident": [panel for run in runs for panel in _memory(run, "all memory", lambda sample: sample.resident)],
@@ -22,7 +22,11 @@ def plots(runs: Sequence[SystemRun]) -> Mapping[str, str]:
             _counters(run, ("running requests", "sessions at the target", "sessions at the draft")) for run in runs
         ],
     }
-    return {name: draw(some, _MINUTES) for name, some in panels.items()}
+    return {
+        name: draw(some, _MINUTES)
+        for name, some in panels.items()
+        if any(line.points for panel in some for line in panel.lines)
+    }
 
 
 def _memory(run: SystemRun, title: str, sizes: Callable[[Sample], Mapping[str, int]]) -> list[Panel]:

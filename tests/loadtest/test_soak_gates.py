@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,12 +17,14 @@ from loadtest.soak.gates import (
     allowed_growth_bytes,
     gates,
 )
-from loadtest.soak.monitor import Sample
-from loadtest.soak.report import page
+from loadtest.soak.monitor import Sample, counters_of
+from loadtest.soak.report import page, write
+from tandem.client import ServerInfo
 
 CYCLE_S = 300.0
 START = 1_000_000.0
 MIB = 1 << 20
+NOBODY = ServerInfo(0, ())
 
 
 def samples(growth_bytes_a_second: float = 0.0, busy: int = 5, quiet: int = 0, num_cycles: int = 4) -> list[Sample]:
@@ -36,7 +39,7 @@ def samples(growth_bytes_a_second: float = 0.0, busy: int = 5, quiet: int = 0, n
                 START + second,
                 {"target": 2 * second * MIB},
                 {"target": int(size)},
-                {"sessions at the target": quiet if is_quiet else busy},
+                dict.fromkeys(counters_of(NOBODY), quiet if is_quiet else busy),
             )
         )
     return taken
@@ -84,6 +87,20 @@ def test_each_fault_fails_one_gate_and_the_page_says_so(change: Mapping[str, obj
     (name,) = failed(run)
     assert words in name
     assert "Verdict: **NOT passed**." in page([run], [])
+
+
+def test_the_report_has_its_plots_beside_it_and_none_of_what_never_happened(tmp_path: Path) -> None:
+    run = whole_run()
+    write(tmp_path / "soak.md", [run], [])
+    assert not (tmp_path / "soak_latency.svg").exists()
+    run.figures.add_latency("first token", START, 0.1)
+    write(tmp_path / "soak.md", [run], [])
+    files = sorted(file.name for file in tmp_path.glob("*.svg"))
+    assert files == [
+        f"soak_{name}.svg" for name in ("blocks", "latency", "memory", "requests", "resident", "sessions")
+    ]
+    text = (tmp_path / "soak.md").read_text()
+    assert all(f"]({file})" in text for file in files)
 
 
 def test_refusals_that_say_when_to_come_back_are_wanted() -> None:
