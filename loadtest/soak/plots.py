@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from loadtest.figures import Figures
+from loadtest.line_plot import Line, Panel, draw
 from loadtest.soak.gates import SystemRun
 from loadtest.soak.monitor import Sample
-from loadtest.svg_plot import Line, Panel, draw
 
 _MINUTES = "minutes since the load began"
 
