@@ -32,9 +32,18 @@ class ServerTls:
 
     def credentials(self) -> grpc.ServerCredentials:
         """For a port of gRPC."""
-        return grpc.dynamic_ssl_server_credentials(
-            self._configuration, lambda: self._configuration if self._refresh() else None, self.is_mutual
-        )
+        told = self._configuration
+
+        def news() -> Any:
+            """None: what it was told last still holds. Others look at the files as well, and may have read them."""
+            nonlocal told
+            self._refresh()
+            if told is self._configuration:
+                return None
+            told = self._configuration
+            return told
+
+        return grpc.dynamic_ssl_server_credentials(told, news, self.is_mutual)
 
     def context(self) -> ssl.SSLContext:
         """For another server's port."""
@@ -44,26 +53,25 @@ class ServerTls:
             self._refresh()
             connection.context = self._context
 
-        context.sni_callback = renew  # type: ignore[assignment]  # called without a name as well
+        context.sni_callback = renew  # called without a name as well
         return context
 
-    def _refresh(self) -> bool:
-        """Read the files if they have changed; whether there is anything new."""
+    def _refresh(self) -> None:
+        """Read the files if they have changed."""
         if not self._files.have_changed():
-            return False
+            return
         try:
             self._read()
-        except CredentialsError as error:
+        except (CredentialsError, OSError) as error:  # the latter when they change while they are read
             _log.error("%s; the certificates of before still hold", error)
-            return False
-        _log.info("--tls-cert %s: read again", self._cert)
-        return True
+        else:
+            _log.info("--tls-cert %s: read again", self._cert)
 
     def _read(self) -> None:
         chain, key = read_pair("--tls-cert", self._cert, "--tls-key", self._key)
         authorities = None if self._client_ca is None else read_authorities("--tls-client-ca", self._client_ca)
-        self._configuration: Any = grpc.ssl_server_certificate_configuration([(key, chain)], authorities)
         self._context = self._new_context()
+        self._configuration: Any = grpc.ssl_server_certificate_configuration([(key, chain)], authorities)
 
     def _new_context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -61,7 +61,7 @@ def test_files_that_cannot_be_used_are_told_in_the_log_and_those_of_before_hold(
     assert f"--tls-cert {renewed.pair.cert}: read again" in caplog.text
 
 
-def test_another_servers_port_renews_as_well(renewed: Renewed) -> None:
+def test_the_port_of_another_server_renews_as_well_and_takes_nothing_from_grpcs(renewed: Renewed) -> None:
     async def greeting(port: int, authority: Authority, shown: Authority) -> bytes:
         context = ssl.create_default_context(cafile=authority.ca)
         context.load_cert_chain(renewed.pairs[shown].cert, renewed.pairs[shown].key)
@@ -82,7 +82,10 @@ def test_another_servers_port_renews_as_well(renewed: Renewed) -> None:
 
     async def scenario() -> None:
         tls = ServerTls(renewed.pair.cert, renewed.pair.key, renewed.ca)
-        async with await asyncio.start_server(greet, "127.0.0.1", 0, ssl=tls.context()) as server:
+        async with (
+            await asyncio.start_server(greet, "127.0.0.1", 0, ssl=tls.context()) as server,
+            serving(ScriptedServicer(FULL), tls) as address,
+        ):
             port = server.sockets[0].getsockname()[1]
             assert await greeting(port, renewed.old, renewed.old) == b"hello"
             assert await greeting(port, renewed.old, renewed.new) == b""
@@ -90,6 +93,7 @@ def test_another_servers_port_renews_as_well(renewed: Renewed) -> None:
             assert await greeting(port, renewed.new, renewed.new) == b"hello"
             assert await greeting(port, renewed.new, renewed.old) == b""
             assert await greeting(port, renewed.old, renewed.old) == b"not known"
+            assert await asked(address, renewed.shown(renewed.new))
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
