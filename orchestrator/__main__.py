@@ -13,6 +13,7 @@ import grpc
 from orchestrator.addresses import find_addresses, shared_host
 from orchestrator.pools import DraftPool, PoolTimes, TargetPool, draft_pool, target_pool
 from orchestrator.replica_link import HandshakeError, LinkLostError
+from orchestrator.replica_stream import StreamPatience
 from orchestrator.server import SERVICE_NAME, OrchestratorServicer, OrchestratorSettings
 from orchestrator.target_session import TargetPatience
 from orchestrator.tracing import tracer_from_environment
@@ -74,7 +75,7 @@ async def _serve(options: argparse.Namespace) -> None:
     find_targets = find_addresses(options.target)
     find_drafts = None if options.draft is None else find_addresses(options.draft)
     vocabulary, name = _load_vocabulary(options)
-    times = PoolTimes(options.lookup_interval, options.silence_timeout, stall_s=options.stall_timeout)
+    times = PoolTimes(options.lookup_interval, StreamPatience(options.silence_timeout, options.stall_timeout))
     targets = target_pool(find_targets, vocabulary, name, times, dial_targets)
     drafts = None if find_drafts is None else draft_pool(find_drafts, vocabulary, name, targets, times, dial_drafts)
     tracer = tracer_from_environment(os.environ)
@@ -174,7 +175,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--silence-timeout",
         type=seconds,
-        default=defaults.silence_s,
+        default=defaults.patience.silence_s,
         metavar="S",
         help="a replica that says nothing for so long is lost; it says something every second",
     )

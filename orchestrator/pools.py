@@ -9,10 +9,9 @@ from orchestrator.handshake import draft_check, target_check
 from orchestrator.replica_api import DRAFT_API, TARGET_API
 from orchestrator.replica_link import DraftLink, ReplicaLink, TargetLink
 from orchestrator.replica_pool import FIND_S, ReplicaPool
-from orchestrator.silence import SILENCE_S
+from orchestrator.replica_stream import PATIENCE, StreamPatience
 from tandem.draft.v1 import draft_pb2
 from tandem.serving.dialer import Dialer
-from tandem.serving.stalls import STALL_S
 from tandem.target.v1 import target_pb2
 from tandem.vocabulary import Vocabulary
 
@@ -25,9 +24,8 @@ class PoolTimes:
     """How patient a pool is, in seconds."""
 
     find_s: float = FIND_S  # between two looks for addresses
-    silence_s: float = SILENCE_S  # without a word, after which a stream is given up
+    patience: StreamPatience = PATIENCE
     backoff: Backoff | None = None  # between attempts to connect
-    stall_s: float = STALL_S  # during which nothing that was sent is taken, after which a stream is given up
 
 
 def target_pool(
@@ -44,7 +42,7 @@ def target_pool(
 
     def link_to(address: str) -> TargetLink:
         check = target_check(address, vocabulary, vocabulary_name, lambda: pool.infos_but(address))
-        return ReplicaLink(TARGET_API, address, check, times.backoff, times.silence_s, times.stall_s, dialer)
+        return ReplicaLink(TARGET_API, address, check, times.backoff, times.patience, dialer)
 
     pool: TargetPool = ReplicaPool("target", find, link_to, times.find_s)
     return pool
@@ -62,6 +60,6 @@ def draft_pool(
 
     def link_to(address: str) -> DraftLink:
         check = draft_check(address, vocabulary, vocabulary_name, lambda: targets.infos)
-        return ReplicaLink(DRAFT_API, address, check, times.backoff, times.silence_s, times.stall_s, dialer)
+        return ReplicaLink(DRAFT_API, address, check, times.backoff, times.patience, dialer)
 
     return ReplicaPool("draft", find, link_to, times.find_s)

@@ -1,8 +1,7 @@
-"""The orchestrator's half of a multiplexed stream: many sessions' items out in batches, each answer to its waiter.
+"""The orchestrator's half of a lasting link: many sessions share one stream, and each answer goes to its waiter.
 
-One task owns the connection: handshake, stream, reading, and connecting again when the stream is lost. A second
-one, while a stream lives, is the only one that writes. Reads and writes are never cancelled or timed out, since
-that would end the stream for every session; whoever waits for an answer limits the wait on the future.
+One task owns the connection: handshake, stream, and connecting again when the stream is lost. Whoever waits for an
+answer limits the wait on its future.
 """
 
 import asyncio
@@ -16,23 +15,18 @@ import grpc
 from orchestrator.breaker import Backoff, Breaker
 from orchestrator.expected_answers import ExpectedAnswers, answer_key
 from orchestrator.replica_api import ItemT, ReplicaApi, ReplicaInfo, ResultT
+from orchestrator.replica_stream import FROZEN, PATIENCE, ReplicaStream, StreamPatience
 from orchestrator.round_times import RoundTimes
-from orchestrator.silence import SILENCE_S, Silence
-from tandem import codec
 from tandem.draft.v1 import draft_pb2
-from tandem.serving.batches import batches_of
 from tandem.serving.dialer import Dialer
-from tandem.serving.stalls import STALL_S
 from tandem.target.v1 import target_pb2
-from tandem.types import ItemError, Load
+from tandem.types import Load
 
 _log = logging.getLogger(__name__)
 
 _HANDSHAKE_TIMEOUT_S = 5.0
 _LOAD_TIMEOUT_S = 1.0
 _CLOSE_TIMEOUT_S = 2.0
-
-_FROZEN = "its engine is frozen"
 
 
 class LinkLostError(Exception):
@@ -55,15 +49,10 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         address: str,
         check: Callable[[ReplicaInfo], None] = lambda _: None,
         backoff: Backoff | None = None,
-        silence_s: float = SILENCE_S,
-        stall_s: float = STALL_S,
+        patience: StreamPatience = PATIENCE,
         dialer: Dialer | None = None,
     ) -> None:
-        """`check` raises HandshakeError for a replica that must not be used; it is asked at every connect.
-
-        A stream is given up when nothing has come on it for `silence_s`, or nothing of what waits to be sent has been
-        taken for `stall_s`, which bounds what waits.
-        """
+        """`check` raises HandshakeError for a replica that must not be used; it is asked at every connect."""
         self.api: ReplicaApi[ItemT, ResultT] = api
         self.address = address
         self.generation = 0
@@ -77,13 +66,9 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         self.round_times = RoundTimes()
         self._check = check
         self._backoff = backoff or Backoff()
-        self._silence_s = silence_s
+        self._patience = patience
         self._dialer = dialer or Dialer()
-        self._stall_s = stall_s
-        self._is_writing = False
-        self._outgoing: list[ItemT] = []
-        self._wake = asyncio.Event()
-        self._up = asyncio.Event()
+        self._stream: ReplicaStream[ItemT, ResultT] | None = None
         self._checked = asyncio.Event()  # up, or refused by the check
         self._refusal: HandshakeError | None = None
         self._failure = "not connected yet"
@@ -97,7 +82,7 @@ class ReplicaLink(Generic[ItemT, ResultT]):
     @property
     def is_up(self) -> bool:
         """Whether there is a stream now."""
-        return self._up.is_set()
+        return self._stream is not None
 
     @property
     def is_leaving(self) -> bool:
@@ -149,10 +134,9 @@ class ReplicaLink(Generic[ItemT, ResultT]):
 
     def send(self, item: ItemT) -> None:
         """Send an item without waiting for its answer: a repeat, or a close. LinkLostError without a stream."""
-        if not self.is_up:
+        if self._stream is None:
             raise LinkLostError(self.why_not())
-        self._outgoing.append(item)
-        self._wake.set()
+        self._stream.send(item)
 
     async def ask_load(self) -> Load:
         """The replica's load now; the last one heard of when it does not answer soon."""
@@ -164,10 +148,10 @@ class ReplicaLink(Generic[ItemT, ResultT]):
     async def close(self) -> None:
         """Write what is queued, end the stream, and stop."""
         self._is_closing = True
-        self._wake.set()
         if self._task is None:
             return
-        if self.is_up:
+        if self._stream is not None:
+            self._stream.finish()
             await asyncio.wait([self._task], timeout=_CLOSE_TIMEOUT_S)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -197,7 +181,7 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         try:
             info = await self.api.get_info(channel, _HANDSHAKE_TIMEOUT_S)
             if info.load.frozen:
-                return _FROZEN
+                return FROZEN
             self._check(info)
             return await self._serve(self.api.open_stream(channel), info)
         except HandshakeError as error:
@@ -222,81 +206,21 @@ class ReplicaLink(Generic[ItemT, ResultT]):
                 "%s is called in clear text: prompts and answers can be read on the way, and changed", self
             )
         self.generation += 1
-        self._up.set()
+        stream = self._stream = ReplicaStream(self.api, str(self), self.answers, self._take_load, self._patience)
         self._checked.set()
         self.on_change()
-        self._is_writing = False
-        silence, stall = Silence(self._silence_s), Silence(self._stall_s)
-        writer = asyncio.create_task(self._write(call, stall), name=f"writer to the {self}")
-        reader = asyncio.create_task(self._read(call, silence), name=f"reader of the {self}")
-        silent = asyncio.create_task(silence.is_too_long(), name=f"watch over the {self}")
-        stalled = asyncio.create_task(stall.is_too_long(lambda: self._is_writing), name=f"patience with the {self}")
         try:
-            await asyncio.wait({reader, silent, stalled}, return_when=asyncio.FIRST_COMPLETED)
-            if reader.done():
-                return reader.result()
-            if silent.done():
-                return f"nothing came from it for {self._silence_s:g} s"
-            return f"it took nothing of what was sent for {self._stall_s:g} s"
+            return await stream.run(call)
         finally:
-            self._up.clear()
+            self._stream = None
             self.on_change()
             self._checked.clear()
-            self._outgoing.clear()
-            call.cancel()
-            tasks = (writer, reader, silent, stalled)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             self.answers.fail_all(LinkLostError(f"the stream to the {self} was lost"))
-
-    async def _read(self, call: Any, silence: Silence) -> str:
-        """Hand out answers until the other side ends the stream, or computes no more; which of both."""
-        while (response := await call.read()) is not grpc.aio.EOF:
-            silence.heard()
-            if response is None:  # bytes that are not a message; grpc has logged them
-                continue
-            self._take_load(codec.load_from_proto(response.load))
-            if self.load.frozen:
-                return _FROZEN
-            for result in response.results:
-                self.answers.take(result)
-        return "the stream was ended by the other side"
 
     def _take_load(self, load: Load) -> None:
         was_leaving, self.load = self.is_leaving, load
         if self.is_leaving != was_leaving:
             self.on_change()
-
-    async def _write(self, call: Any, stall: Silence) -> None:
-        """Write whatever has gathered, in as few messages as hold it, whenever there is something.
-
-        A stream that cannot be written is ended here, so that its reader learns of it.
-        """
-        try:
-            while True:
-                await self._wake.wait()
-                await asyncio.sleep(0)  # let every session that is ready in this turn of the loop join the message
-                self._wake.clear()
-                while self._outgoing:
-                    outgoing, self._outgoing = self._outgoing, []
-                    for items in batches_of(outgoing, self._refuse):
-                        self._is_writing = True
-                        await call.write(self.api.pack(items))
-                        self._is_writing = False
-                        stall.heard()
-                if self._is_closing:
-                    await call.done_writing()
-                    return
-        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
-            pass  # the stream is gone; the reader says why
-        except Exception:  # noqa: BLE001 - whatever an item did to us, the link must be made again
-            _log.exception("%s: cannot write", self)
-        call.cancel()
-
-    def _refuse(self, item: ItemT, error: ItemError) -> None:
-        """Answer an item that cannot be sent."""
-        self.answers.fail(answer_key(item.stamp), error)
 
 
 TargetLink: TypeAlias = ReplicaLink[target_pb2.VerifyItem, target_pb2.VerifyResult]
