@@ -4,8 +4,9 @@ import sys
 
 from tandem.answer_figures import describe
 from tandem.client import GenerateOptions, GenerationResult, SyncTandemClient
-from tandem.cluster_options import ClusterChoice, termination_as_interrupt
+from tandem.cluster_options import ClusterChoice
 from tandem.generate_command import stream
+from tandem.interrupts import termination_as_interrupt
 from tandem.processes import LocalCluster
 
 PROMPT = '''class Matrix:

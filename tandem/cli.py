@@ -10,6 +10,7 @@ import typer
 from tandem import cluster_options, generate_command, models, status_commands
 from tandem.defaults import NUM_DRAFT_TOKENS
 from tandem.doctor.command import doctor
+from tandem.interrupts import termination_as_interrupt
 from tandem.processes import MODULES, LocalCluster, ServiceStartError, require_engine, service_command
 from tandem.serving.channels import AddressError
 from tandem.status_commands import fail
@@ -182,7 +183,7 @@ def up(
     )
     try:
         plan = choice.plan(host, port)
-        with cluster_options.termination_as_interrupt(), LocalCluster(plan) as cluster:
+        with termination_as_interrupt(), LocalCluster(plan) as cluster:
             for service, address in cluster.addresses.items():
                 typer.echo(f"{service:<12} {address}")
             typer.echo("ready")

@@ -1,9 +1,7 @@
 """The options by which `up` and `generate` choose models and drafts, and the processes they stand for."""
 
 import re
-import signal
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Annotated
 
@@ -204,15 +202,3 @@ def toy_vocab(toy: str) -> str:
     if match is None:
         raise OptionError(f"--toy {toy!r} must name its vocabulary, e.g. hashed:vocab=512")
     return match[1]
-
-
-@contextmanager
-def termination_as_interrupt() -> Iterator[None]:
-    """Inside, SIGTERM and a closed terminal raise KeyboardInterrupt like Ctrl-C: children are stopped in order."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    previous = [signal.signal(number, signal.default_int_handler) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, previous, strict=True):
-            signal.signal(number, handler)

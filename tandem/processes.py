@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from tandem.interrupts import held_back
+
 MODULES = {"target": "target_service", "draft": "draft_service", "orchestrator": "orchestrator"}
 _POLL_S = 0.05
-_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ServiceStartError(Exception):
@@ -51,17 +52,13 @@ class ServiceProcess:
         return self.ready_file.read_text().strip()
 
     def exit_code(self) -> int | None:
-        """None while it runs. Signals wait meanwhile.
+        """None while it runs.
 
         An interrupt inside `Popen.poll` can leave its lock taken, and the wait for a process that was killed would
         then never end.
         """
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        try:
-            signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
+        with held_back():
             return self.process.poll()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def is_ready(self) -> bool:
         """Whether it serves; ServiceStartError when it has ended instead."""

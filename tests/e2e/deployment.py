@@ -27,7 +27,12 @@ def deployment(model_arguments: list[str], tokenizer_arguments: list[str]) -> It
         draft = cluster.start("draft", ["--proposer", "draft_model", *model_arguments, *local])
         cluster.wait_ready(draft)
         links = ["--target", cluster.addresses["target"], "--draft", draft.address]
-        front = cluster.start("orchestrator", [*tokenizer_arguments, *links, *local])
+        drafts = [
+            "--no-draft-fallback",
+            "--draft-timeout",
+            "60",
+        ]  # every draft is the service's, however busy it is
+        front = cluster.start("orchestrator", [*tokenizer_arguments, *links, *drafts, *local])
         cluster.wait_ready(front)
         yield Deployment(cluster.addresses["orchestrator"], front.address, cluster)
 

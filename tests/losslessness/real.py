@@ -89,7 +89,7 @@ def ask(cell: Cell, address: str, num_tokens: int) -> RealAnswers:
 
     async def collect_all() -> RealAnswers:
         async with TandemClient(address) as client:
-            fingerprint = (await client.info()).target.numerics_fingerprint
+            fingerprint = (await client.info()).targets[0].model.numerics_fingerprint
             return RealAnswers(await collect(client, make_request, num_tokens, CONCURRENCY), fingerprint)
 
     return asyncio.run(collect_all())
