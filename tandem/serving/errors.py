@@ -183,19 +183,17 @@ async def _abort(context: _Context, method: str, code: grpc.StatusCode, details:
     is_bug = code is grpc.StatusCode.INTERNAL
     retry_after_s = error.retry_after_s if isinstance(error, ServiceError) else None
     details = _shortened(details)
+    level, message = (logging.ERROR if is_bug else logging.INFO), "%s"
     try:
         await context.abort(code, details, retry_metadata(code, details, retry_after_s))
     except grpc.aio.AbortError:
-        _log.log(
-            logging.ERROR if is_bug else logging.INFO,
-            "%s",
-            details,
-            exc_info=error if is_bug else None,
-            extra=_ended(method, code),
-        )
         raise
     except grpc.aio.BaseError:
-        _log.info("the client went away before it could be told: %s", details, extra=_ended(method, code))
+        level, message = logging.INFO, "the client went away before it could be told: %s"
+    finally:  # the client may have the status, and its connection be closed, before this task goes on
+        _log.log(
+            level, message, details, exc_info=error if level == logging.ERROR else None, extra=_ended(method, code)
+        )
 
 
 def _ended(method: str, code: grpc.StatusCode) -> dict[str, str]:
