@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import grpc
 
+from orchestrator.breaker import Backoff
 from orchestrator.handshake import computes_the_same
 from orchestrator.hidden_relay import HiddenRelay
 from orchestrator.replica_link import LinkLostError, TargetLink
@@ -22,6 +23,7 @@ from tandem.target.v1 import target_pb2
 from tandem.types import ErrorCode, ItemError, ModelInfo, Proposal, Verdict
 
 _RETRY_S = 1.0  # said to clients for whom no target could be had, or no room on one
+_ROOM_BACKOFF = Backoff()  # between looks for room
 _MAX_TRIES = 8  # of one round: times that it is asked anew because session or stream was lost
 _REOPEN_CODES = {ErrorCode.UNKNOWN_SESSION, ErrorCode.PREFIX_MISMATCH}
 _REFUSAL_CODES = {ErrorCode.INVALID_ARGUMENT, ErrorCode.UNIMPLEMENTED}
@@ -56,6 +58,8 @@ class TargetSession:
         self._patience = patience
         self._relay = relay
         self._opening: asyncio.Future[target_pb2.VerifyResult] | None = None  # until a verdict shows that it worked
+        self._refused_at: float | None = None  # since when no target has had room
+        self._num_refusals = 0
         self._model: ModelInfo | None = None  # the target's that the first token came from
 
     def open(self, sequence: Sequence) -> None:
@@ -86,8 +90,8 @@ class TargetSession:
                     if error.code in _REOPEN_CODES:
                         num_tries += 1
                         self._handle.mark_lost()
-                    elif error.code is ErrorCode.NO_CAPACITY and self._handle.avoid(sequence):
-                        continue
+                    elif error.code is ErrorCode.NO_CAPACITY:
+                        await self._find_room(sequence, error)
                     elif error.code in _REFUSAL_CODES and proposal.draft_token_ids:
                         proposal = Proposal()
                         sequence.skip_round()
@@ -100,6 +104,26 @@ class TargetSession:
         raise ServiceError(
             grpc.StatusCode.UNAVAILABLE, f"{self._handle}: no verdict after {_MAX_TRIES} tries of one round"
         )
+
+    async def _find_room(self, sequence: Sequence, refusal: ItemError) -> None:
+        """Return when the session may be opened again, elsewhere or later; ServiceError where there is no use in that.
+
+        A request that has not begun ends, and its client decides when to come back. An answer that has begun waits for
+        room, and whoever was refused by a target that is about to go, for another one.
+        """
+        assert self._handle.link is not None
+        is_leaving = self._handle.link.is_leaving
+        if self._handle.avoid(sequence):
+            return
+        now = time.monotonic()
+        self._refused_at = self._refused_at or now
+        may_wait = is_leaving or sequence.num_completion_tokens > 0
+        if not may_wait or now - self._refused_at > self._patience.reconnect_s:
+            raise self._service_error(refusal) from refusal
+        self._handle.mark_lost()
+        if not is_leaving:
+            self._num_refusals += 1
+            await asyncio.sleep(self._limit_s(_ROOM_BACKOFF.wait_s(self._num_refusals)))
 
     def close(self, sequence: Sequence) -> None:
         """Free the session."""
@@ -127,12 +151,13 @@ class TargetSession:
         item.verify.proposal.CopyFrom(codec.proposal_to_proto(proposal))
         future = self._handle.request(item)
         try:
-            result = await answer_of(future, self._limit_s(), "target", "verdict")
+            result = await answer_of(future, self._limit_s(self._patience.answer_s), "target", "verdict")
         except ItemError as error:
             if error.code is ErrorCode.UNKNOWN_SESSION:
                 await self._check_opening()
             raise
-        self._opening = None
+        self._opening = self._refused_at = None
+        self._num_refusals = 0
         if self._relay is not None:
             self._relay.decided()
         link = self._handle.link
@@ -150,7 +175,7 @@ class TargetSession:
         if opening is None:
             return
         try:
-            await answer_of(opening, self._limit_s(), "target", "opened")
+            await answer_of(opening, self._limit_s(self._patience.answer_s), "target", "opened")
         except ItemError as error:
             if error.code is ErrorCode.NO_CAPACITY:
                 raise
@@ -179,8 +204,8 @@ class TargetSession:
             f"({before.numerics_fingerprint}) before, {now.model_id} ({now.numerics_fingerprint}) now",
         )
 
-    def _limit_s(self) -> float:
-        return self._handle.deadline.remaining_s(self._patience.answer_s)
+    def _limit_s(self, limit_s: float) -> float:
+        return self._handle.deadline.remaining_s(limit_s)
 
     def _check_time(self, sequence: Sequence, started: float) -> None:
         """ServiceError, saying who was waited for, once the deadline has passed; `started`: this round's wait."""

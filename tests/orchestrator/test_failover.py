@@ -175,6 +175,25 @@ def test_a_request_that_one_target_has_no_room_for_is_served_by_the_other() -> N
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
+def test_a_request_that_a_draining_target_refuses_waits_for_another_one() -> None:
+    async def scenario() -> None:
+        async with pooled(2, 1, make_engine=lambda: toy_engine(step_delay_s=0.002)) as cluster:
+            options: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True, **GREEDY}
+            expected = await cluster.client.complete("abc", **options)
+            away, draining = cluster.targets
+            await away.stop()
+            await until(lambda: cluster.target_pool.num_up == 1)
+            assert draining.scheduler is not None
+            draining.scheduler.table.is_draining = True  # of which the orchestrator has not heard yet
+            answers = [asyncio.create_task(cluster.client.complete("abc", **options)) for _ in range(4)]
+            await asyncio.sleep(0.1)
+            assert not any(answer.done() for answer in answers)
+            await away.start()
+            assert {answer.token_ids for answer in await asyncio.gather(*answers)} == {expected.token_ids}
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
 def test_a_target_that_computes_otherwise_is_never_used_and_both_are_named() -> None:
     async def scenario() -> None:
         async with pooled(2, 1) as cluster:

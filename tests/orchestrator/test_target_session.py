@@ -152,6 +152,37 @@ def test_a_refused_open_has_the_status_of_its_reason(code: ErrorCode, status: gr
     assert ("target service at nowhere: the pool has 4 blocks" in str(failure)) is not is_internal
 
 
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_an_answer_that_has_begun_waits_for_room_and_a_new_request_does_not(has_begun: bool) -> None:
+    async def scenario() -> None:
+        full = error(ErrorCode.NO_CAPACITY)
+        link: Target = FakeLink(TARGET_API, answering(full, full, VERDICT))
+        sequence, target = make_sequence(), session(link)
+        if not has_begun:
+            with pytest.raises(ServiceError, match="because") as caught:
+                await target.verify(sequence, DRAFTS)
+            assert (caught.value.code, caught.value.retry_after_s) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 1.0)
+            return
+        sequence.resume([7])
+        assert (await target.verify(sequence, DRAFTS)).token_ids == (9,)
+        assert link.kinds == ["open", "verify"] * 3
+
+    asyncio.run(scenario())
+
+
+def test_it_does_not_wait_for_room_for_ever() -> None:
+    async def scenario() -> None:
+        link: Target = FakeLink(TARGET_API, answering(error(ErrorCode.NO_CAPACITY)))
+        sequence, target = make_sequence(), session(link, patience=TargetPatience(reconnect_s=0.1))
+        sequence.resume([7])
+        with pytest.raises(ServiceError) as caught:
+            await target.verify(sequence, DRAFTS)
+        assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert len(link.sent) > 2
+
+    asyncio.run(scenario())
+
+
 def test_drafts_the_target_refuses_are_dropped_and_the_round_becomes_plain_decoding() -> None:
     async def scenario() -> None:
         link: Target = FakeLink(TARGET_API, answering(error(ErrorCode.INVALID_ARGUMENT, "draft_probs"), VERDICT))
