@@ -122,6 +122,7 @@ def test_every_item_says_how_much_time_its_request_has_left(timeout: float | Non
                     assert set(told[role]) == {0}
                 else:
                     assert told[role] == sorted(told[role], reverse=True)
-                    assert 0 < told[role][-1] <= told[role][0] <= timeout * 1000
+                    # gRPC sends a timeout with few digits, rounded up.
+                    assert 0 < told[role][-1] <= told[role][0] <= timeout * 1000 * 1.01
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
