@@ -3,12 +3,17 @@
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 _WIDTH, _PANEL_HEIGHT = 9.0, 2.0  # inches
-_STYLE = {"svg.fonttype": "none", "svg.hashsalt": "tandem", "font.size": 8}  # text stays text; one input, one file
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "tandem",
+    "font.size": 8,
+}  # text stays text; one input, one file
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ class StreamingUser(User):
     num_users = 0
 
     def on_start(self) -> None:
+        assert self.host is not None
         self.client = SyncTandemClient(self.host)
         self.cases: list[dict[str, Any]] = json.loads(Path(self.environment.parsed_options.answers).read_text())
         self.next_case = StreamingUser.num_users
@@ -47,7 +48,8 @@ class StreamingUser(User):
     def generate(self) -> None:
         case = self.cases[self.next_case % len(self.cases)]
         self.next_case += 1
-        generation = self.client.generate(case["prompt"], **GenerateOptions(**case["options"]))
+        options: GenerateOptions = case["options"]
+        generation = self.client.generate(case["prompt"], **options)
         started = time.perf_counter()
         error: Exception | None = None
         try:

@@ -73,8 +73,7 @@ async def run(options: argparse.Namespace) -> Outcome:
             injector = Injector(fleet, options.seed, Times(gap_s=options.gap))
 
             def is_over() -> bool:
-                has_faults = injector.num_faults >= options.faults
-                return time.monotonic() - started > options.seconds and has_faults
+                return bool(time.monotonic() - started > options.seconds and injector.num_faults >= options.faults)
 
             striking = asyncio.create_task(injector.run(is_over))
             tally = await run_streams(
