@@ -29,10 +29,16 @@ PROMPTS = [
 MAX_TOKENS = 32
 
 
+def locust_command(address: str, answers: Path, users: int, locustfile: Path = LOCUSTFILE) -> list[str]:
+    """All users from the start, without end."""
+    command = [sys.executable, "-m", "locust", "--headless", "--only-summary", "-f", str(locustfile)]
+    command += ["--host", address, "--answers", str(answers)]
+    return [*command, "--users", str(users), "--spawn-rate", str(users)]
+
+
 def run_locust(address: str, answers: Path, seconds: int, users: int, folder: Path) -> int:
     """Locust's own exit code: 1 when any request failed."""
-    command = [sys.executable, "-m", "locust", "--headless", "--only-summary", "-f", str(LOCUSTFILE)]
-    command += ["--host", address, "--answers", str(answers), "--users", str(users), "--spawn-rate", str(users)]
+    command = locust_command(address, answers, users)
     command += ["--run-time", f"{seconds}s", "--stop-timeout", "30", "--json-file", str(folder / "stats")]
     return subprocess.run(command, check=False, timeout=seconds + 120).returncode
 

@@ -13,6 +13,7 @@ from argparse import ArgumentParser  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
+import gevent  # noqa: E402
 from locust import User, constant, events, task  # noqa: E402
 
 from tandem.client import GenerateOptions, SyncTandemClient, TandemError  # noqa: E402
@@ -62,6 +63,9 @@ class StreamingUser(User):
                 )
         except TandemError as failure:
             error = failure
+        except gevent.GreenletExit:
+            self.report("left", started, len(generation.text.encode()), None)
+            raise
         self.report("Generate", started, len(generation.text.encode()), error)
 
     def report(self, name: str, started: float, num_bytes: int, error: Exception | None) -> None:

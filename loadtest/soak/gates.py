@@ -45,6 +45,11 @@ class SystemRun:
         return sum(map(self.figures.total, names))
 
     @property
+    def num_unaccounted(self) -> int:
+        """Calls that began and are in no figure of how calls end."""
+        return self.figures.total("begun") - sum(map(self.figures.total, ("calls", "refusals", "left")))
+
+    @property
     def warm(self) -> list[Sample]:
         """Samples from the end of the warm-up to the end of the schedule."""
         begin, end = self.started_at + self.warm_up_s, self.started_at + self.schedule.seconds
@@ -88,6 +93,12 @@ def _ends(run: SystemRun) -> list[Gate]:
             f"{lasted_s:.0f} s",
             f"at least {run.schedule.seconds:.0f} s",
             lasted_s >= run.schedule.seconds,
+        ),
+        Gate(
+            "calls that began and are in no figure of how calls end",
+            str(run.num_unaccounted),
+            "0",
+            run.num_unaccounted == 0,
         ),
         Gate("services that ended by themselves", "; ".join(run.deaths) or "none", "none", not run.deaths),
         Gate("sessions and blocks held at the end", "; ".join(run.held) or "none", "none", not run.held),

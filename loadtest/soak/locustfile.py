@@ -125,6 +125,7 @@ class PacedUser(User):
         PacedUser.num_calls += 1
         call = Call(PacedUser.num_calls, self.rng.choice(self.recorded), draw_fate(self.rng, FATES))
         started_at, started = time.time(), time.perf_counter()
+        FIGURES.count("begun", started_at)
         try:
             run_call(call, self.client)
         except OverloadedError as error:
@@ -157,10 +158,10 @@ class PacedUser(User):
 
     def refused(self, error: OverloadedError, at_s: float) -> None:
         """Come back when the service says; a refusal that does not say it is a failure."""
+        FIGURES.count("refusals", at_s)
         if error.retry_after_s is None:
             FIGURES.add_problem("failures", at_s, f"refused without a time to come back: {error}")
             return
-        FIGURES.count("refusals", at_s)
         gevent.sleep(error.retry_after_s)
 
 

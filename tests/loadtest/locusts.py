@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -17,13 +16,6 @@ def write_answers(file: Path, recorded: Iterable[Recorded]) -> Path:
     """What the users ask, and have to be given."""
     file.write_text(json.dumps([asdict(one) for one in recorded]))
     return file
-
-
-def plain_command(locustfile: Path | str, address: str, answers: Path, num_users: int) -> list[str]:
-    """For `loadtest/locustfile.py`, or one like it."""
-    command = [sys.executable, "-m", "locust", "--headless", "--only-summary", "-f", str(locustfile)]
-    command += ["--host", address, "--answers", str(answers)]
-    return [*command, "--users", str(num_users), "--spawn-rate", str(num_users)]
 
 
 @asynccontextmanager

@@ -9,13 +9,14 @@ from typing import Any
 import grpc
 import pytest
 
+from loadtest.__main__ import LOCUSTFILE, locust_command
 from loadtest.recorded import Recorded
-from loadtest.soak.systems import Load, locust_command
+from loadtest.soak import systems
 from tandem.client import GenerateOptions
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tests.client.scripted_server import FULL
-from tests.loadtest.locusts import ROOT, locust, plain_command, write_answers
+from tests.loadtest.locusts import locust, write_answers
 
 Command = Callable[[str, Path], list[str]]  # by the service's address and the file of answers
 
@@ -62,17 +63,15 @@ async def holding() -> AsyncIterator[tuple[Holding, str]]:
 
 
 def soak_command(address: str, answers: Path) -> list[str]:
-    load = Load(NUM_USERS, think_s=0, num_cycles=1, cycle_s=30, num_requests=1, seed=1, num_processes=1)
-    return [*locust_command(address, load, answers, answers.with_name("figures.json"))]
+    load = systems.Load(NUM_USERS, think_s=0, num_cycles=1, cycle_s=30, num_requests=1, seed=1, num_processes=1)
+    return [*systems.locust_command(address, load, answers, answers.with_name("figures.json"))]
 
 
 def command_of(locustfile: Path) -> Command:
-    return lambda address, answers: plain_command(locustfile, address, answers, NUM_USERS)
+    return lambda address, answers: locust_command(address, answers, NUM_USERS, locustfile)
 
 
-@pytest.mark.parametrize(
-    "command", [command_of(ROOT / "loadtest/locustfile.py"), soak_command], ids=["plain", "soak"]
-)
+@pytest.mark.parametrize("command", [command_of(LOCUSTFILE), soak_command], ids=["plain", "soak"])
 def test_all_users_call_at_once_again_and_again(command: Command, tmp_path: Path) -> None:
     """locust PR #1016, #2543, grpc #27340: one blocked call holds every user."""
 

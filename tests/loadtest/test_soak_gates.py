@@ -1,6 +1,6 @@
 """What a soak must have shown: each gate can fail, and says why."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def samples(growth_bytes_a_second: float = 0.0, busy: int = 5, quiet: int = 0, n
 def figures(**counts: int) -> Figures:
     """A run in which everything happened, and `counts` with underscores for spaces."""
     seen = Figures()
-    for name in ("calls", Ending.FINISHED.value, "cancelled", "deadline passed", "accepted drafts"):
+    for name in ("begun", "calls", Ending.FINISHED.value, "cancelled", "deadline passed", "accepted drafts"):
         seen.count(name, START, 3)
     for name, number in counts.items():
         seen.count(name.replace("_", " "), START, number)
@@ -66,7 +66,7 @@ def failed(run: SystemRun) -> list[str]:
 
 
 def test_a_run_with_nothing_to_complain_about_passes_every_gate() -> None:
-    assert [gate.passed for _, gate in all_gates([whole_run()])] == [True] * 9
+    assert [gate.passed for _, gate in all_gates([whole_run()])] == [True] * 10
     assert "Verdict: **passed**." in page([whole_run()], ["toy: what ran"])
 
 
@@ -75,6 +75,7 @@ def test_a_run_with_nothing_to_complain_about_passes_every_gate() -> None:
     [
         ({"figures": figures(wrong_answers=1)}, "not the recorded ones"),
         ({"figures": figures(failures=1)}, "failures"),
+        ({"figures": figures(begun=1)}, "in no figure of how calls end"),
         ({"deaths": ["the target service, with exit code -9"]}, "ended by themselves"),
         ({"held": ["target at h:1: 1 sessions"]}, "held at the end"),
         ({"ended_at": START + CYCLE_S}, "followed its schedule"),
@@ -104,7 +105,7 @@ def test_the_report_has_its_plots_beside_it_and_none_of_what_never_happened(tmp_
 
 
 def test_refusals_that_say_when_to_come_back_are_wanted() -> None:
-    assert failed(replace(whole_run(), figures=figures(refusals=100))) == []
+    assert failed(replace(whole_run(), figures=figures(begun=100, refusals=100))) == []
 
 
 @pytest.mark.parametrize("missing", [Ending.FINISHED.value, "cancelled", "deadline passed", "accepted drafts"])
@@ -139,6 +140,27 @@ def test_memory_may_grow_in_the_warm_up_and_not_after_it() -> None:
     limit = ALLOCATOR_BYTES / (3 * CYCLE_S)
     assert failed(replace(whole_run(), samples=samples(0.9 * limit))) == []
     (name,) = failed(replace(whole_run(), samples=samples(1.1 * limit)))
+    assert "target process's own resident memory" in name
+
+
+def with_memory(size_of: Callable[[float], float]) -> SystemRun:
+    """A run whose target process has so many bytes at each second of it."""
+    taken = [replace(one, own={"target": int(size_of(one.at_s - START))}) for one in samples()]
+    return replace(whole_run(), samples=taken)
+
+
+def arenas(second: float) -> float:
+    """Bytes that threads' arenas hold: more and more in the warm-up, one after it, more in a spike."""
+    num_arenas = min(8, 1 + second / CYCLE_S * 7) + (second > 1.2 * CYCLE_S)
+    in_spike = 0.4 <= second % CYCLE_S / CYCLE_S < 0.5
+    return 64 * MIB * num_arenas + 40 * MIB * in_spike
+
+
+def test_the_plateau_of_allocator_arenas_is_no_leak_and_hides_none() -> None:
+    """synalinks PR #102, holon #2931: 2.2 GB resident, 14 MB of them in use."""
+    assert failed(with_memory(arenas)) == []
+    leak = 1.2 * ALLOCATOR_BYTES / (3 * CYCLE_S)
+    (name,) = failed(with_memory(lambda second: arenas(second) + leak * second))
     assert "target process's own resident memory" in name
 
 
