@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -97,10 +98,12 @@ class Generation(GenerationBase):
         while True:
             call = self._start(self._resumption.request)
             try:
-                async for event in call:
-                    chunk = self._folder.fold(event)
-                    if chunk is not None:
-                        yield chunk
+                # Closed, as gRPC's iterator and its call hold each other, and the request, until garbage is collected.
+                async with aclosing(aiter(call)) as events:
+                    async for event in events:
+                        chunk = self._folder.fold(event)
+                        if chunk is not None:
+                            yield chunk
                 break
             except grpc.aio.AioRpcError as error:
                 wait_s = self._wait_after(error)
