@@ -8,6 +8,7 @@ import grpc
 
 from orchestrator.round_phases import RoundPhases
 from orchestrator.sequence import RoundOutput
+from tandem.installing import how_to_install
 
 _log = logging.getLogger(__name__)
 
@@ -81,8 +82,9 @@ def tracer_from_environment(environment: Mapping[str, str]) -> Tracer:
         if error.name is None or not error.name.startswith("opentelemetry"):
             raise
         _log.warning(
-            'no traces are sent: OTEL_ variables ask for them, %s is missing: pip install "tandem[otel]"',
+            "no traces are sent: OTEL_ variables ask for them, %s is missing: %s",
             error.name,
+            how_to_install("otel"),
         )
         return NoTracer()
     return OtelTracer.to_collector(environment)

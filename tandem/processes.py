@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from tandem.installing import how_to_install
 from tandem.interrupts import held_back
 
 MODULES = {"target": "target_service", "draft": "draft_service", "orchestrator": "orchestrator"}
@@ -29,7 +30,7 @@ def require_engine() -> None:
     """Raise ServiceStartError when what the model services stand on is not installed."""
     if importlib.util.find_spec("torch") is None:
         raise ServiceStartError(
-            'the model services need torch, which is not installed: pip install "tandem[engine]"'
+            f"the model services need torch, which is not installed: {how_to_install('engine')}"
         )
 
 

@@ -10,6 +10,7 @@ from engine.cpus import use_threads
 from engine.freed_memory import return_freed_memory
 from engine.kernels.noise import compiled_noise
 from engine.models.config import ModelFileError
+from tandem.installing import how_to_install
 from tandem.models import ModelNotFoundError, resolve_model
 from tandem.vocabulary import Vocabulary, VocabularyError
 
@@ -95,7 +96,7 @@ def _load_transformers(settings: EngineSettings) -> LoadedEngine:
     except ModuleNotFoundError as error:
         if error.name != "transformers":
             raise
-        raise EngineError("backend 'transformers' needs that package: pip install 'tandem[hf]'") from error
+        raise EngineError(f"backend 'transformers' needs that package: {how_to_install('hf')}") from error
 
     try:
         path = resolve_model(settings.model)

@@ -11,6 +11,7 @@ from transformers.utils import logging
 
 from engine.backends.base import EngineError
 from engine.models.config import ModelFileError
+from tandem.installing import how_to_install
 
 
 def load_causal_lm(path: Path, dtype: torch.dtype) -> PreTrainedModel:
@@ -36,7 +37,7 @@ def load_causal_lm(path: Path, dtype: torch.dtype) -> PreTrainedModel:
         )
     except ImportError as error:
         raise EngineError(
-            f"transformers lacks a package to load {path}; pip install 'tandem[hf]': {error}"
+            f"transformers lacks a package to load {path}, {how_to_install('hf')}: {error}"
         ) from error
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError) as error:
         # transformers lists every model it knows after the first sentence

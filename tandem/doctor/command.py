@@ -23,6 +23,7 @@ from tandem.doctor.packages import check_packages, check_python, installed_versi
 from tandem.doctor.service_checks import check_server
 from tandem.doctor.torch_facts import TorchProbeError, ask_torch
 from tandem.health import HealthError, ask_health
+from tandem.installing import how_to_install
 from tandem.models import default_models_dir
 from tandem.serving.channels import AddressError
 from tandem.serving.dialer import Dialer
@@ -76,7 +77,7 @@ def _machine(model: str, dtype: str, port: int, shown: Credentials) -> Iterator[
     try:
         torch = ask_torch()
     except TorchProbeError as error:
-        yield problem("torch", f"cannot be loaded: {error}", 'pip install --force-reinstall "tandem[engine]"')
+        yield problem("torch", f"cannot be loaded: {error}", f"install it again: {how_to_install('engine')}")
         return
     yield check_threads(machine, torch)
     yield check_instructions(machine, torch, dtype)

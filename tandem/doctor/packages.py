@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 
 from tandem.doctor.findings import Finding, ok, problem, warning
+from tandem.installing import how_to_install
 
 _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(?P<range>[^;]*)(?:;\s*(?P<marker>.*))?")
 _BOUND = re.compile(r"(>=|<)\s*([\d.]+)")
@@ -47,13 +48,13 @@ def check_packages(
 
 
 def _check(name: str, allowed: str, version: str | None, is_of_engine: bool) -> Finding:
-    install = 'pip install "tandem[engine]"' if is_of_engine else "pip install tandem"
+    install = how_to_install("engine" if is_of_engine else "")
     if version is None:
         if is_of_engine:
             return warning(name, "is not installed, and the model services need it", f"to run them here: {install}")
         return problem(name, "is not installed", install)
     if not _fits(version, allowed):
-        return problem(name, f"{version} is outside {allowed}", f"{install} --upgrade")
+        return problem(name, f"{version} is outside {allowed}", install)
     return ok(name, version)
 
 

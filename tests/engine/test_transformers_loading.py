@@ -100,7 +100,7 @@ def test_a_context_limit_must_be_known_and_within_the_models(tmp_path: Path) -> 
 def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "engine.backends.transformers_loading", raising=False)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(EngineError, match=r"needs that package: pip install 'tandem\[hf\]'"):
+    with pytest.raises(EngineError, match=r"needs that package: pip install \"\.\[hf\]\" in the folder"):
         load_engine(settings(tmp_path))
 
 

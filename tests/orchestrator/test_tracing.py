@@ -46,7 +46,7 @@ def test_without_the_packages_or_with_another_protocol_the_log_says_so_and_nothi
     monkeypatch.delitem(sys.modules, "orchestrator.otel_tracer", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     assert isinstance(tracer_from_environment(ENDPOINT), NoTracer)
-    assert 'pip install "tandem[otel]"' in caplog.text
+    assert 'pip install ".[otel]" in the folder' in caplog.text
     other = {**ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
     assert isinstance(tracer_from_environment(other), NoTracer)
     assert "'http/protobuf' is not offered" in caplog.text
