@@ -48,7 +48,10 @@ async def _addresses_of(host: str, port: int) -> tuple[str, ...]:
 
 def _read(path: Path) -> tuple[str, ...]:
     """Empty lines and those that begin with # say nothing."""
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except UnicodeDecodeError as error:
+        raise AddressError(f"{path}: is not UTF-8 text") from error
     addresses = tuple(dict.fromkeys(line for line in lines if line and not line.startswith("#")))
     for address in addresses:
         try:

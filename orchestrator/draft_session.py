@@ -126,6 +126,7 @@ class DraftSession:
                 raise _NoProposalError
             self._first_open = opening
         self._send_hidden_states(sequence)
+        asked_s = time.monotonic()
         future = self._handle.request(self._step_item(sequence, num_wanted))
         try:
             result = await self._answer(future)
@@ -136,7 +137,7 @@ class DraftSession:
             self._raise_cause(error)
         self._first_open = None
         self._known_len = len(sequence.tokens)
-        sequence.stats.draft_timing += codec.timing_from_proto(result.timing)
+        sequence.stats.draft_timing += codec.timing_from_proto(result.timing).within(time.monotonic() - asked_s)
         return self._checked(codec.proposal_from_proto(result.proposal), num_wanted)
 
     async def _answer(self, future: "asyncio.Future[draft_pb2.ProposeResult]") -> draft_pb2.ProposeResult:

@@ -73,7 +73,7 @@ def draft_check(
 
 def computes_the_same(one: ModelInfo, other: ModelInfo) -> bool:
     """Whether two targets give the same bits for the same tokens."""
-    return (one.model_id, one.numerics_fingerprint) == (other.model_id, other.numerics_fingerprint)
+    return one.numerics == other.numerics
 
 
 def target_check(
@@ -93,9 +93,8 @@ def target_check(
             there = other.model
             if not computes_the_same(here, there):
                 raise HandshakeError(
-                    f"target services differ: the one at {address} computes {here.model_id!r} "
-                    f"({here.numerics_fingerprint or 'no fingerprint'}), another {there.model_id!r} "
-                    f"({there.numerics_fingerprint or 'no fingerprint'})"
+                    f"target services differ: the one at {address} computes {here.numerics!r}, "
+                    f"another {there.numerics!r}"
                 )
 
     return check

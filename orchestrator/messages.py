@@ -7,7 +7,7 @@ from orchestrator.requests import CheckedRequest
 from orchestrator.sequence import RoundOutput, Sequence
 from tandem import codec
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.types import Load, TokenLogprobs
+from tandem.types import Load, ModelInfo, TokenLogprobs
 from tandem.vocabulary import Vocabulary
 
 
@@ -27,7 +27,7 @@ def replica(link: TargetLink | DraftLink, load: Load) -> pb.Replica:
     return message
 
 
-def started(checked: CheckedRequest, model_id: str) -> pb.GenerateResponse:
+def started(checked: CheckedRequest, model: ModelInfo) -> pb.GenerateResponse:
     """What was chosen for all of its answers."""
     spec = checked.spec
     message = pb.GenerateStarted(
@@ -35,7 +35,8 @@ def started(checked: CheckedRequest, model_id: str) -> pb.GenerateResponse:
         num_prompt_tokens=spec.prompt_len,
         seed=spec.sampling.seed or 0,
         verification_policy=codec.policy_to_proto(spec.verification_policy),
-        model_id=model_id,
+        model_id=model.model_id,
+        numerics=model.numerics,
         draft_probs_transport=codec.transport_to_proto(spec.draft_probs_transport),
     )
     return pb.GenerateResponse(started=message)

@@ -51,7 +51,14 @@ async def _draft_info(channel: grpc.aio.Channel, timeout_s: float) -> ReplicaInf
     answer = await stub.GetInfo(draft_pb2.GetInfoRequest(), timeout=timeout_s)
     model = codec.model_info_from_proto(answer.model)
     return ReplicaInfo(
-        replace(model, model_id=_shown(model.model_id), backend=_shown(model.backend)),
+        replace(
+            model,
+            model_id=_shown(model.model_id),
+            backend=_shown(model.backend),
+            vocab_hash=_shown(model.vocab_hash),
+            dtype=_shown(model.dtype),
+            device=_shown(model.device),
+        ),
         codec.load_from_proto(answer.load),
         _shown(answer.proposer),
         codec.known_transports(answer.transports),
@@ -61,7 +68,8 @@ async def _draft_info(channel: grpc.aio.Channel, timeout_s: float) -> ReplicaInf
 
 
 def _shown(name: str) -> str:
-    """What a draft service calls something is repeated in logs and to applications: not at any length."""
+    """What a draft service calls something is repeated in logs and on terminals: readable, and not at any length."""
+    name = "".join(one if one.isprintable() else "?" for one in name[: _MAX_NAME_CHARS + 1])
     return name if len(name) <= _MAX_NAME_CHARS else name[:_MAX_NAME_CHARS] + " ..."
 
 

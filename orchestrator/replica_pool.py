@@ -15,6 +15,7 @@ from tandem.types import Load
 
 _log = logging.getLogger(__name__)
 
+MAX_REPLICAS = 256  # of a pool; each has a connection
 FIND_S = 5.0  # between two looks for addresses
 _EMPTYING_S = 60.0  # a link that is no longer named may keep sessions so long
 
@@ -141,10 +142,12 @@ class ReplicaPool(Generic[ItemT, ResultT]):
         try:
             addresses = await self._find()
         except (OSError, AddressError) as error:
-            problem = f"addresses cannot be found: {error}"
-            if problem != self._problem:
-                _log.warning("%s services: %s", self.role, problem)
-            self._problem = problem
+            self._cannot_look(f"addresses cannot be found: {error}")
+            return
+        if len(addresses) > MAX_REPLICAS:
+            self._cannot_look(
+                f"{len(addresses)} addresses are named, at most {MAX_REPLICAS} are used; those of before stay"
+            )
             return
         self._problem = "none is named"
         for address in [known for known in self._links if known not in addresses]:
@@ -155,6 +158,12 @@ class ReplicaPool(Generic[ItemT, ResultT]):
                 link.on_change = self._notify
                 link.start()
                 self._notify()
+
+    def _cannot_look(self, problem: str) -> None:
+        """Said once, until it changes."""
+        if problem != self._problem:
+            _log.warning("%s services: %s", self.role, problem)
+        self._problem = problem
 
     def _give_up(self, link: ReplicaLink[ItemT, ResultT]) -> None:
         link.is_retired = True

@@ -12,7 +12,7 @@ from tandem.chat_template import ChatTemplateError
 from tandem.defaults import MAX_TOKENS
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.serving.errors import ServiceError
-from tandem.types import DraftProbsTransport, ItemError, LogprobsOptions, SessionSpec, VerificationPolicy
+from tandem.types import DraftProbsTransport, ItemError, LogprobsOptions, ModelInfo, SessionSpec, VerificationPolicy
 from tandem.validation import (
     MAX_ANSWERS,
     MAX_CHAT_MESSAGES,
@@ -26,6 +26,7 @@ from tandem.validation import (
 )
 from tandem.vocabulary import Vocabulary, VocabularyError
 
+_MAX_SHOWN = 200  # characters of what a request said
 _NUM_SAMPLE_INDICES = 2**32  # a noise counter's word
 _RATIO_TEST_TRANSPORTS = (DraftProbsTransport.SPARSE, DraftProbsTransport.ONE_HOT, DraftProbsTransport.FULL)
 # What each policy can use; the first is taken unless the request says otherwise.
@@ -46,7 +47,7 @@ class Offer:
     """What can be served now; the limits that requests are checked against."""
 
     vocabulary: Vocabulary
-    model_id: str  # of the targets
+    model: ModelInfo  # of the targets, which all compute the same
     vocab_size: int  # ids the target knows, padding included
     max_context: int  # most tokens of a sequence
     num_draft_tokens: int  # a round's drafts unless the request says otherwise; 0: no speculation
@@ -110,6 +111,7 @@ def check_request(request: pb.GenerateRequest, offer: Offer) -> CheckedRequest:
     check_session(spec, offer.vocab_size, offer.max_context)
     if num_draft_tokens > 0 and not offer.trusts_drafts:
         _check_needs_no_trust(spec.verification_policy)
+    _check_numerics(request, offer)
     resumed = _resumed(request, spec, offer)
     return CheckedRequest(
         request_id=request_id_of(request),
@@ -119,6 +121,16 @@ def check_request(request: pb.GenerateRequest, offer: Offer) -> CheckedRequest:
         num_draft_tokens=num_draft_tokens,
         resumed=resumed,
     )
+
+
+def _check_numerics(request: pb.GenerateRequest, offer: Offer) -> None:
+    """Nobody gets half an answer of one model and half of another: ServiceError FAILED_PRECONDITION."""
+    if request.numerics not in ("", offer.model.numerics):
+        raise ServiceError(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"numerics: {request.numerics[:_MAX_SHOWN]!r} is asked for, and the targets here compute "
+            f"{offer.model.numerics!r}",
+        )
 
 
 def _resumed(request: pb.GenerateRequest, spec: SessionSpec, offer: Offer) -> Mapping[int, tuple[int, ...]]:
@@ -141,6 +153,8 @@ def _resumed(request: pb.GenerateRequest, spec: SessionSpec, offer: Offer) -> Ma
         resumed[answer.sample_index] = token_ids
     if resumed and not request.sampling.HasField("seed"):
         raise InvalidArgumentError("resume", "needs sampling.seed, that of the call which is resumed")
+    if resumed and not request.numerics:
+        raise InvalidArgumentError("resume", "needs numerics, as `started` named them in the call which is resumed")
     return resumed
 
 

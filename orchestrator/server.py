@@ -104,7 +104,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             offer = await self._offer(deadline)
             checked = await asyncio.to_thread(check_request, request, offer)
             sequences = [self._sequence(checked, index, offer, arrived_at) for index in sample_indices]
-            yield messages.started(checked, offer.model_id)
+            yield messages.started(checked, offer.model)
             answers = [self._answer(sequence, checked, offer, deadline, span) for sequence in sequences]
             async with aclosing(interleaved(answers)) as events:
                 async for event in events:
@@ -143,7 +143,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         drafts = self._drafts.infos if self._drafts is not None else ()
         return Offer(
             vocabulary=self._vocabulary,
-            model_id=models[0].model_id,
+            model=models[0],
             vocab_size=min(model.vocab_size for model in models) or self._vocabulary.vocab_size,
             max_context=min(model.max_context or UNLIMITED_CONTEXT for model in models),
             num_draft_tokens=self._settings.num_draft_tokens,
@@ -201,7 +201,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         draft_info = self._next_draft_info() if is_speculating else None
         relay = self._relay(draft_info)
         target_handle = SessionHandle(self._targets, session_id, deadline, traceparent)
-        target = TargetSession(target_handle, self._settings.target_patience, relay)
+        target = TargetSession(target_handle, self._settings.target_patience, offer.model, relay)
         if self._drafts is None or not is_speculating:
             return NoDrafts(), target
         layers = draft_info.hidden_layers if draft_info is not None else ()

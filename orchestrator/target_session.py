@@ -50,9 +50,13 @@ class TargetSession:
         self,
         handle: SessionHandle[target_pb2.VerifyItem, target_pb2.VerifyResult],
         patience: TargetPatience,
+        model: ModelInfo,
         relay: HiddenRelay | None = None,
     ) -> None:
-        """`relay` takes the hidden states that the draft service needs; None when it needs none."""
+        """`model`: what every token must come from.
+
+        `relay` takes the hidden states that the draft service needs; None when it needs none.
+        """
         self._handle = handle
         self._handle.fits = self._is_same_model
         self._patience = patience
@@ -60,7 +64,7 @@ class TargetSession:
         self._opening: asyncio.Future[target_pb2.VerifyResult] | None = None  # until a verdict shows that it worked
         self._refused_at: float | None = None  # since when no target has had room
         self._num_refusals = 0
-        self._model: ModelInfo | None = None  # the target's that the first token came from
+        self._model = model
 
     def open(self, sequence: Sequence) -> None:
         """Let a target begin with the prompt. Without one nothing happens: `verify` opens as well."""
@@ -163,8 +167,6 @@ class TargetSession:
         link = self._handle.link
         assert link is not None
         link.breaker.worked()
-        if self._model is None and link.info is not None:
-            self._model = link.info.model
         verdict = codec.verdict_from_proto(result.verdict)
         sequence.stats.verify_timing += verdict.timing
         return verdict
@@ -191,17 +193,15 @@ class TargetSession:
             self._raise_other_model(misfit)
 
     def _is_same_model(self, link: TargetLink) -> bool:
-        """Whether it computes what the answer so far came from: half an answer of each of two is no answer."""
-        return self._model is None or (link.info is not None and computes_the_same(self._model, link.info.model))
+        """Whether it computes what the request was begun with: half an answer of each of two is no answer."""
+        return link.info is not None and computes_the_same(self._model, link.info.model)
 
     def _raise_other_model(self, link: TargetLink) -> NoReturn:
-        assert self._model is not None
         assert link.info is not None
-        before, now = self._model, link.info.model
         raise ServiceError(
             grpc.StatusCode.ABORTED,
-            f"{link} came back with other numerics during the request: {before.model_id} "
-            f"({before.numerics_fingerprint}) before, {now.model_id} ({now.numerics_fingerprint}) now",
+            f"{link} came back with other numerics during the request: {self._model.numerics} before, "
+            f"{link.info.model.numerics} now",
         )
 
     def _limit_s(self, limit_s: float) -> float:

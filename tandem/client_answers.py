@@ -67,6 +67,7 @@ class AnswersFolder:
         started = self._started.started
         if started.request_id:
             resuming.request_id = started.request_id
+            resuming.numerics = started.numerics
             resuming.sampling.seed = started.seed
             resuming.speculation.verification_policy = started.verification_policy
         del resuming.resume[:]

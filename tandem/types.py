@@ -261,6 +261,11 @@ class ItemTiming:
     def __sub__(self, other: "ItemTiming") -> "ItemTiming":
         return ItemTiming(self.queue_us - other.queue_us, self.compute_us - other.compute_us)
 
+    def within(self, time_s: float) -> "ItemTiming":
+        """Neither part longer than the time that whoever asked has waited."""
+        limit_us = int(1e6 * time_s)
+        return ItemTiming(min(self.queue_us, limit_us), min(self.compute_us, limit_us))
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -334,3 +339,8 @@ class ModelInfo:
     incarnation: int = 0
     num_layers: int = 0  # after each of which there are hidden states
     hidden_size: int = 0  # numbers of a row's hidden state after one layer; 0: they cannot be had
+
+    @property
+    def numerics(self) -> str:
+        """What decides every token: replicas that agree in it give the same bits for the same tokens."""
+        return f"{self.model_id} ({self.numerics_fingerprint or 'no fingerprint'})"

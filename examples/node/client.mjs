@@ -48,7 +48,8 @@ export async function* generate(addresses, request, { signal, tries = 12, author
     try {
       for await (const message of call(addresses[number % addresses.length], request, reach, signal)) {
         if (message.event === "started") {
-          request = { ...request, sampling: { ...request.sampling, seed: message.started.seed } };
+          const { seed, numerics } = message.started;
+          request = { ...request, numerics, sampling: { ...request.sampling, seed } };
         } else if (message.event === "chunk") {
           const { sample_index: index, token_ids: ids } = message.chunk;
           arrived.set(index, [...(arrived.get(index) ?? []), ...ids]);

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.requests import Offer, check_request
 from tandem.client_request import build_request
-from tandem.types import DraftProbsTransport
+from tandem.types import DraftProbsTransport, ModelInfo
 from tests.losslessness import toy_model
 from tests.losslessness.answers import collect
 from tests.losslessness.cells import CELLS, MIXES, WRONG_CELLS, Cell
@@ -16,7 +16,7 @@ from tests.orchestrator.services import VOCABULARY
 
 OFFER = Offer(
     vocabulary=VOCABULARY,
-    model_id="toy",
+    model=ModelInfo(model_id="toy"),
     vocab_size=toy_model.VOCAB,
     max_context=512,
     num_draft_tokens=4,

@@ -9,7 +9,7 @@ from orchestrator.expected_answers import AnswerKey
 from orchestrator.replica_api import ItemT, ReplicaApi, ReplicaInfo, ResultT
 from orchestrator.replica_link import LinkLostError
 from orchestrator.round_times import RoundTimes
-from tandem.types import HiddenStates, Load
+from tandem.types import HiddenStates, Load, ModelInfo
 
 
 class FakeLink(Generic[ItemT, ResultT]):
@@ -23,7 +23,7 @@ class FakeLink(Generic[ItemT, ResultT]):
         self.is_up = True
         self.generation = 1
         self.load = Load()
-        self.info: ReplicaInfo | None = None
+        self.info = ReplicaInfo(ModelInfo(), Load())
         self.answers = self  # what is expected is here too
         self.breaker = Breaker(Backoff())
         self.round_times = RoundTimes()

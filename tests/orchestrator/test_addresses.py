@@ -33,6 +33,9 @@ def test_a_file_is_read_again_each_time(tmp_path: Path) -> None:
     assert asyncio.run(find()) == ("a:1", "b:2")  # type: ignore[arg-type]
     path.write_text("")
     assert asyncio.run(find()) == ()  # type: ignore[arg-type]
+    path.write_bytes(b"\xff\xfe\x00\n")
+    with pytest.raises(AddressError, match=f"{path}: is not UTF-8 text"):
+        asyncio.run(find())  # type: ignore[arg-type]
     path.write_text("a:1\nb\n")
     with pytest.raises(AddressError, match=f"{path}: address 'b'"):
         asyncio.run(find())  # type: ignore[arg-type]

@@ -75,6 +75,20 @@ def test_the_first_proposal_comes_with_the_open_and_later_ones_bring_the_tail() 
     play(act)
 
 
+def test_a_service_says_of_no_round_that_it_took_longer_than_was_waited_for_it() -> None:
+    async def act(scenario: Scenario) -> None:
+        answer = proposal(5)
+        answer.timing.queue_us = answer.timing.compute_us = 2**64 - 1
+        scenario.step_answer = lambda: answer
+        for _ in range(3):
+            assert await scenario.round() == (5,)
+        stats = scenario.sequence.stats
+        assert 0 <= stats.draft_timing.queue_us == stats.draft_timing.compute_us <= 1e6 * stats.draft_wait_s
+        assert stats.to_proto().draft_timing.queue_us == stats.draft_timing.queue_us
+
+    play(act)
+
+
 def test_no_draft_is_asked_for_where_none_can_be_used() -> None:
     async def act(scenario: Scenario) -> None:
         scenario.sequence = make_sequence(max_tokens=1)

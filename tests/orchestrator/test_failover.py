@@ -10,6 +10,7 @@ import pytest
 from engine.backends.toy_backend import ToyEngine
 from orchestrator.pools import PoolTimes, target_pool
 from orchestrator.replica_link import LinkLostError
+from orchestrator.replica_pool import MAX_REPLICAS
 from orchestrator.server import OrchestratorSettings
 from orchestrator.target_session import TargetPatience
 from tandem.client import Generation, TandemError
@@ -233,6 +234,20 @@ def test_replicas_that_are_named_later_are_used() -> None:
             cluster.named["target"].append(later)
             await until(lambda: cluster.target_pool.num_up == 2)
             await cluster.client.complete("abc", max_tokens=5)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_more_addresses_than_a_pool_may_have_change_nothing() -> None:
+    async def scenario() -> None:
+        async with pooled(1, 1) as cluster:
+            here = cluster.named["target"][0]
+            cluster.named["target"] += [f"127.0.0.1:{port}" for port in range(1, MAX_REPLICAS + 1)]
+            await until(lambda: "257 addresses are named, at most 256" in cluster.target_pool._problem)
+            assert [link.address for link in cluster.target_pool.links] == [here]
+            assert (await cluster.client.complete("abc", max_tokens=3, ignore_eos=True)).num_completion_tokens == 3
+            del cluster.named["target"][1:]
+            await until(lambda: cluster.target_pool._problem == "none is named")
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
 

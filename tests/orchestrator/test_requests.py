@@ -9,14 +9,14 @@ from orchestrator.requests import CheckedRequest, Offer, check_answers, check_re
 from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.serving.errors import ServiceError
-from tandem.types import DraftProbsTransport, LogprobsMode, LogprobsOptions, VerificationPolicy
+from tandem.types import DraftProbsTransport, LogprobsMode, LogprobsOptions, ModelInfo, VerificationPolicy
 from tandem.validation import MAX_PROMPT_CHARS, InvalidArgumentError
 from tandem.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary.toy(64)
 OFFER = Offer(
     vocabulary=VOCABULARY,
-    model_id="toy",
+    model=ModelInfo(model_id="toy"),
     vocab_size=64,
     max_context=32,
     num_draft_tokens=4,

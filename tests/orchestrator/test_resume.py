@@ -3,17 +3,23 @@
 import asyncio
 from typing import Any
 
+import grpc
 import pytest
 
+from engine.backends.toy_backend import ToyEngine, hashed_logits
 from orchestrator.requests import check_request
+from orchestrator.server import OrchestratorSettings
+from orchestrator.target_session import TargetPatience
 from tandem import client_resume
-from tandem.client import InvalidRequestError, SyncTandemClient, TandemClient, UnavailableError
+from tandem.client import InvalidRequestError, SyncTandemClient, TandemClient, TandemError, UnavailableError
 from tandem.client_request import build_request
 from tandem.client_resume import Patience
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.serving.channels import open_channel
+from tandem.serving.errors import ServiceError
 from tandem.validation import InvalidArgumentError
+from tests.orchestrator.fakes import until
 from tests.orchestrator.services import Stack, all_services, orchestrating, replicas, similar_draft, toy_engine
 from tests.orchestrator.test_requests import OFFER
 
@@ -26,6 +32,12 @@ async def events(stack: Stack, request: pb.GenerateRequest) -> list[pb.GenerateR
     async with open_channel(stack.client.address) as channel:
         call: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(channel).Generate(request)
         return [event async for event in call]
+
+
+def numerics_of(stack: Stack) -> str:
+    """As `started` names them."""
+    assert stack.target_link.info is not None
+    return stack.target_link.info.model.numerics
 
 
 def chunks(answer: list[pb.GenerateResponse]) -> tuple[tuple[int, ...], str]:
@@ -48,6 +60,7 @@ def test_cut_off_after_any_chunk_it_goes_on_as_if_nothing_had_happened(
                 had_tokens, had_text = chunks(whole[:num_events])
                 request.ClearField("resume")
                 request.resume.add(token_ids=had_tokens)
+                request.numerics = whole[0].started.numerics
                 rest = await events(stack, request)
                 tokens, text = chunks(rest)
                 assert (had_tokens + tokens, had_text + text) == chunks(whole)
@@ -67,6 +80,7 @@ def test_each_of_several_answers_goes_on_from_its_own_place() -> None:
             expected = await stack.client.complete_many(
                 "abc", max_tokens=20, ignore_eos=True, n=3, sample_index=2, **COUPLED
             )
+            request.numerics = numerics_of(stack)
             request.resume.add(sample_index=4, token_ids=expected[2].token_ids)
             request.resume.add(sample_index=2, token_ids=expected[0].token_ids[:7])
             rest: dict[int, list[int]] = {2: [], 3: [], 4: []}
@@ -99,8 +113,58 @@ def test_what_no_answer_can_have_is_refused(
 ) -> None:
     request = build_request("abc", **{"seed": 1, "max_tokens": 8, **options})
     request.resume.extend(resume)
+    request.numerics = OFFER.model.numerics
     with pytest.raises(InvalidArgumentError, match=message):
         check_request(request, OFFER)
+
+
+def test_an_answer_is_not_resumed_without_the_name_of_what_computed_it_nor_where_something_else_computes() -> None:
+    request = build_request("abc", seed=1, max_tokens=8)
+    request.resume.add(token_ids=[7])
+    with pytest.raises(InvalidArgumentError, match="resume: needs numerics, as `started` named them"):
+        check_request(request, OFFER)
+    request.numerics = "toy (another)"
+    with pytest.raises(
+        ServiceError, match=r"'toy \(another\)' is asked for, .* compute 'toy \(no fingerprint\)'"
+    ) as caught:
+        check_request(request, OFFER)
+    assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_a_client_does_not_go_on_with_a_target_that_computes_otherwise() -> None:
+    """All targets were away, and what came back under the same address is another model."""
+
+    async def scenario() -> None:
+        settings = OrchestratorSettings(draft_timeout_s=5.0, target_patience=TargetPatience(reconnect_s=0.2))
+        async with (
+            replicas(similar_draft, toy_engine(step_delay_s=0.005)) as (target, draft),
+            orchestrating(target, draft, settings) as stack,
+            TandemClient(stack.client.address, resume=True) as client,
+        ):
+            generation = client.generate("abc", max_tokens=60, ignore_eos=True, **GREEDY)
+
+            async def swap() -> None:
+                await target.stop()
+                await until(lambda: generation.num_resumes > 0)
+                target.engine = ToyEngine(hashed_logits(64, seed=4), 64, num_blocks=512, fingerprint="other")
+                await target.start()
+
+            async def read() -> None:
+                swapping = None
+                try:
+                    async for _ in generation:
+                        swapping = swapping or asyncio.create_task(swap())
+                finally:
+                    assert swapping is not None
+                    await swapping
+
+            with pytest.raises(
+                TandemError, match=r"'toy \(toy\)' is asked for, .* compute 'toy \(other\)'"
+            ) as caught:
+                await read()
+            assert caught.value.code == "FAILED_PRECONDITION"
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_tokens_after_the_end_of_an_answer_are_refused() -> None:
@@ -108,6 +172,7 @@ def test_tokens_after_the_end_of_an_answer_are_refused() -> None:
         async with all_services(None) as stack:
             request = build_request("abc", max_tokens=9, stop_token_ids=[7], **GREEDY)
             request.resume.add(token_ids=[7, 8])
+            request.numerics = numerics_of(stack)
             with pytest.raises(Exception, match="token 8 comes after the end of the answer") as caught:
                 await events(stack, request)
             assert caught.value.code().name == "INVALID_ARGUMENT"  # type: ignore[attr-defined]

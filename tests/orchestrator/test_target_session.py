@@ -6,13 +6,13 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from orchestrator.replica_api import TARGET_API
+from orchestrator.replica_api import TARGET_API, ReplicaInfo
 from orchestrator.session_handle import Deadline, SessionHandle
 from orchestrator.target_session import TargetPatience, TargetSession
 from tandem import codec
 from tandem.serving.errors import ServiceError
 from tandem.target.v1 import target_pb2 as pb
-from tandem.types import ErrorCode, ItemError, Proposal, SessionId
+from tandem.types import ErrorCode, ItemError, Load, ModelInfo, Proposal, SessionId
 from tests.orchestrator.fake_link import FakeLink, OnePlace
 from tests.orchestrator.fakes import make_sequence
 
@@ -46,7 +46,7 @@ def _copy(result: pb.VerifyResult | None) -> pb.VerifyResult | None:
 
 def session(link: Target, timeout_s: float | None = None, patience: TargetPatience | None = None) -> TargetSession:
     handle = SessionHandle(OnePlace(link), SessionId(1), Deadline(timeout_s), "trace")
-    return TargetSession(handle, patience or TargetPatience())
+    return TargetSession(handle, patience or TargetPatience(), ModelInfo())
 
 
 def test_the_open_travels_with_the_first_round_and_is_not_waited_for() -> None:
@@ -166,6 +166,22 @@ def test_an_answer_that_has_begun_waits_for_room_and_a_new_request_does_not(has_
         sequence.resume([7])
         assert (await target.verify(sequence, DRAFTS)).token_ids == (9,)
         assert link.kinds == ["open", "verify"] * 3
+
+    asyncio.run(scenario())
+
+
+def test_the_first_token_too_comes_from_what_the_request_was_begun_with() -> None:
+    async def scenario() -> None:
+        link: Target = FakeLink(TARGET_API, answering(VERDICT))
+        link.info = ReplicaInfo(ModelInfo(numerics_fingerprint="other"), Load())
+        sequence, target = make_sequence(), session(link)
+        target.open(sequence)
+        with pytest.raises(
+            ServiceError, match=r"other numerics during the request: .*no fingerprint.* before"
+        ) as caught:
+            await target.verify(sequence, DRAFTS)
+        assert caught.value.code is grpc.StatusCode.ABORTED
+        assert link.sent == []
 
     asyncio.run(scenario())
 

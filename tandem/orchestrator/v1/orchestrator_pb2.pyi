@@ -98,6 +98,7 @@ class GenerateRequest(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
+    NUMERICS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """at most 128 characters; empty: one is made"""
     text: _builtins.str
@@ -108,6 +109,10 @@ class GenerateRequest(_message.Message):
     """of the first answer; with the seed it replays one answer of several"""
     priority: _builtins.int
     """-100..100; under load a higher one is served sooner"""
+    numerics: _builtins.str
+    """What must compute the answers, as `started` named it; FAILED_PRECONDITION where the targets compute otherwise.
+    Needed with `resume`: half an answer of each of two models is no answer. Empty: whatever computes here.
+    """
     @_builtins.property
     def tokens(self) -> Global___TokenIds:
         """used as they are"""
@@ -145,10 +150,11 @@ class GenerateRequest(_message.Message):
         logprobs: _common_pb2.LogprobsOptions | None = ...,
         priority: _builtins.int = ...,
         resume: _abc.Iterable[Global___ResumedAnswer] | None = ...,
+        numerics: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "chat", b"chat", "logprobs", b"logprobs", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "chat", b"chat", "logprobs", b"logprobs", "n", b"n", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume", b"resume", "sample_index", b"sample_index", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "chat", b"chat", "logprobs", b"logprobs", "n", b"n", "numerics", b"numerics", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume", b"resume", "sample_index", b"sample_index", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
@@ -311,6 +317,7 @@ class GenerateStarted(_message.Message):
     VERIFICATION_POLICY_FIELD_NUMBER: _builtins.int
     MODEL_ID_FIELD_NUMBER: _builtins.int
     DRAFT_PROBS_TRANSPORT_FIELD_NUMBER: _builtins.int
+    NUMERICS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     num_prompt_tokens: _builtins.int
     seed: _builtins.int
@@ -320,6 +327,8 @@ class GenerateStarted(_message.Message):
     model_id: _builtins.str
     draft_probs_transport: _common_pb2.DraftProbsTransport.ValueType
     """what was chosen"""
+    numerics: _builtins.str
+    """what computes every token of the answers: the model and how its numbers are rounded"""
     def __init__(
         self,
         *,
@@ -329,10 +338,11 @@ class GenerateStarted(_message.Message):
         verification_policy: _common_pb2.VerificationPolicy.ValueType = ...,
         model_id: _builtins.str = ...,
         draft_probs_transport: _common_pb2.DraftProbsTransport.ValueType = ...,
+        numerics: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_probs_transport", b"draft_probs_transport", "model_id", b"model_id", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "seed", b"seed", "verification_policy", b"verification_policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_probs_transport", b"draft_probs_transport", "model_id", b"model_id", "num_prompt_tokens", b"num_prompt_tokens", "numerics", b"numerics", "request_id", b"request_id", "seed", b"seed", "verification_policy", b"verification_policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
