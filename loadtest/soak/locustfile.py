@@ -3,9 +3,9 @@
 gRPC's core blocks gevent unless it is told about it before any channel is made, hence the order below.
 """
 
-import grpc.experimental.gevent
+from loadtest.gevent_grpc import prepare
 
-grpc.experimental.gevent.init_gevent()
+prepare()
 
 import json  # noqa: E402
 import random  # noqa: E402
