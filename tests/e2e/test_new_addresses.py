@@ -14,7 +14,7 @@ COMMANDS = {
     "target": ["--toy", f"{TOY},delay_ms=10", "--address", "127.0.0.1:0"],
     "draft": ["--proposer", "draft_model", "--toy", TOY, "--address", "127.0.0.1:0"],
 }
-HANG_S = 120.0
+HANG_S = 240.0
 OPTIONS: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True, "temperature": 0.8, "seed": 5}
 
 

@@ -19,7 +19,7 @@ from tests.orchestrator.services import Stack, all_services, similar_draft, toy_
 from tests.scraped import Scraped
 
 NUM_USERS = 6
-HANG_S = 90.0
+HANG_S = 240.0
 STEP_S = 0.03
 # Without drafts a token takes a step, so that no answer ends before the time limit, however quick the machine.
 LONG = GenerateOptions(max_tokens=60, ignore_eos=True, temperature=0.0, speculation=False)
