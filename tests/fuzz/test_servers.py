@@ -35,6 +35,7 @@ _BAD_INPUT = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.FAILED_PRECONDITION,  # numerics that nothing here has
     grpc.StatusCode.CANCELLED,
 }
 _ERROR_INTERNAL = "INTERNAL"
