@@ -71,7 +71,7 @@ class SessionHandle(Generic[ItemT, ResultT]):
         self._is_open = False
         self._is_there = False  # opened, and not closed: the replica may have it, even if not as we do
         self._asked: set[AnswerKey] = set()
-        self._avoided: set[ReplicaLink[ItemT, ResultT]] = set()  # where this session could not be served
+        self._avoided: set[ReplicaLink[ItemT, ResultT]] = set()  # where the session could not be served
         # Whether the session may be opened on a replica.
         self.fits: Callable[[ReplicaLink[ItemT, ResultT]], bool] = lambda _: True
 
