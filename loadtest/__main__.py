@@ -9,11 +9,10 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 from loadtest.idle import wait_idle
-from loadtest.recorded import record
+from loadtest.recorded import record, to_json
 from loadtest.up import tandem_up
 from tandem.client import GenerateOptions, SyncTandemClient
 
@@ -66,7 +65,7 @@ def main() -> int:
         folder = Path(name)
         answers = folder / "answers.json"
         requests = [(prompt, GenerateOptions(**options, max_tokens=MAX_TOKENS)) for prompt, options in PROMPTS]
-        answers.write_text(json.dumps([asdict(recorded) for recorded in record(client, requests)]))
+        answers.write_text(to_json(record(client, requests)))
         code = run_locust(client.address, answers, arguments.seconds, arguments.users, folder)
         finished, held = num_finished(folder), wait_idle(client)
     sys.stdout.write(

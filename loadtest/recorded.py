@@ -1,7 +1,8 @@
 """Requests and what each gives without speculation and without company: what every load test compares with."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 
 from tandem.client import GenerateOptions, SyncTandemClient
 from tandem.types import GREEDY_TEMPERATURE
@@ -24,6 +25,22 @@ class Recorded:
 
     def __str__(self) -> str:
         return f"{self.prompt[:40]!r} ({len(self.prompt)} characters) with {self.options}"
+
+
+def to_json(recorded: Sequence[Recorded]) -> str:
+    """For another process."""
+    return json.dumps([asdict(one) for one in recorded])
+
+
+def from_json(text: str) -> list[Recorded]:
+    """As `to_json` was given them: JSON has strings where biases have token ids."""
+    recorded = []
+    for one in json.loads(text):
+        options = one["options"]
+        if "logit_bias" in options:
+            options["logit_bias"] = {int(token_id): bias for token_id, bias in options["logit_bias"].items()}
+        recorded.append(Recorded(one["prompt"], options, one["text"], tuple(one["token_ids"])))
+    return recorded
 
 
 def record(client: SyncTandemClient, requests: Iterable[tuple[str, GenerateOptions]]) -> list[Recorded]:

@@ -21,7 +21,7 @@ from locust.env import Environment  # noqa: E402
 
 from loadtest.churn.calls import Call, Ending, Plan, draw_fate, problem_of  # noqa: E402
 from loadtest.figures import Figures  # noqa: E402
-from loadtest.recorded import Recorded  # noqa: E402
+from loadtest.recorded import from_json  # noqa: E402
 from loadtest.schedule import Schedule, soak_schedule  # noqa: E402
 from loadtest.shapes import ScheduledShape  # noqa: E402
 from tandem.client import (  # noqa: E402
@@ -112,8 +112,7 @@ class PacedUser(User):
         PacedUser.num_users += 1
         assert self.host is not None
         self.client = SyncTandemClient(self.host)
-        cases = json.loads(Path(options.answers).read_text())
-        self.recorded = [Recorded(**{**case, "token_ids": tuple(case["token_ids"])}) for case in cases]
+        self.recorded = from_json(Path(options.answers).read_text())
 
     def on_stop(self) -> None:
         """Goodbye."""

@@ -5,12 +5,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.churn.requests import MAX_TOKENS, make_requests, spec_bench_prompts
 from loadtest.figures import Figures, merged
-from loadtest.recorded import record
+from loadtest.recorded import record, to_json
 from loadtest.schedule import Schedule, soak_schedule
 from loadtest.toy import toy_draft
 from tandem.client import SyncTandemClient
@@ -60,7 +60,7 @@ def record_answers(address: str, load: Load, file: Path) -> None:
     """Every request's answer alone, for the users to compare with."""
     with SyncTandemClient(address) as client:
         recorded = record(client, make_requests(spec_bench_prompts(), load.num_requests, load.seed, MAX_TOKENS))
-    file.write_text(json.dumps([asdict(one) for one in recorded]))
+    file.write_text(to_json(recorded))
 
 
 @dataclass
