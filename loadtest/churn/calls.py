@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from loadtest.recorded import Recorded
-from tandem.client import DeadlineExceededError, GenerateOptions, Generation, TandemClient, TandemError
+from tandem.client import Chunk, DeadlineExceededError, GenerateOptions, GenerationResult, TandemClient, TandemError
 
 
 class Plan(StrEnum):
@@ -88,31 +88,42 @@ class Call:
 
     async def run(self, client: TandemClient) -> None:
         """Send the request and meet its fate; raises nothing but cancellation of the task."""
-        options = GenerateOptions(**{**self.recorded.options, "timeout": self.fate.timeout_s})
-        generation = client.generate(self.recorded.prompt, **options)
+        generation = client.generate(self.recorded.prompt, **self.options())
         try:
-            async with asyncio.timeout(self.fate.patience_s):
-                self.ending = await self._read(generation)
+            async with asyncio.timeout(self.fate.patience_s), aclosing(aiter(generation)) as chunks:
+                async for chunk in chunks:
+                    if self.has_enough(chunk):
+                        self.ending = Ending.CANCELLED
+                        return
+            self.finish(generation.result)
         except TimeoutError:
             self.ending = Ending.CANCELLED
-        except DeadlineExceededError as error:
-            self.ending, self.error = Ending.DEADLINE, str(error)
         except TandemError as error:
-            self.ending, self.error = Ending.FAILED, str(error)
+            self.fail(error)
         finally:
             self.text, self.token_ids = generation.text, generation.token_ids
 
-    async def _read(self, generation: Generation) -> Ending:
-        async with aclosing(aiter(generation)) as chunks:
-            async for chunk in chunks:
-                self.num_chunks += 1
-                self.num_draft_tokens += chunk.num_draft_tokens
-                self.num_accepted += chunk.num_accepted
-                if self.num_chunks == self.fate.num_chunks:
-                    return Ending.CANCELLED
-        self.num_fallback_rounds = generation.result.speculation.num_fallback_rounds
-        self.num_reopens = generation.result.speculation.num_reopens
-        return Ending.FINISHED
+    def options(self) -> GenerateOptions:
+        """The recorded request's, with this call's deadline."""
+        return GenerateOptions(**{**self.recorded.options, "timeout": self.fate.timeout_s})
+
+    def has_enough(self, chunk: Chunk) -> bool:
+        """Count a chunk; whether it is the last one that the client means to read."""
+        self.num_chunks += 1
+        self.num_draft_tokens += chunk.num_draft_tokens
+        self.num_accepted += chunk.num_accepted
+        return self.num_chunks == self.fate.num_chunks
+
+    def finish(self, result: GenerationResult) -> None:
+        """The answer has come to its end."""
+        self.ending = Ending.FINISHED
+        self.num_fallback_rounds = result.speculation.num_fallback_rounds
+        self.num_reopens = result.speculation.num_reopens
+
+    def fail(self, error: TandemError) -> None:
+        """The answer has ended with an error."""
+        self.ending = Ending.DEADLINE if isinstance(error, DeadlineExceededError) else Ending.FAILED
+        self.error = str(error)
 
 
 def problem_of(call: Call) -> str | None:

@@ -24,14 +24,7 @@ from loadtest.figures import Figures  # noqa: E402
 from loadtest.recorded import from_json  # noqa: E402
 from loadtest.schedule import Schedule, soak_schedule  # noqa: E402
 from loadtest.shapes import ScheduledShape  # noqa: E402
-from tandem.client import (  # noqa: E402
-    DeadlineExceededError,
-    GenerateOptions,
-    OverloadedError,
-    SyncGeneration,
-    SyncTandemClient,
-    TandemError,
-)
+from tandem.client import OverloadedError, SyncTandemClient, TandemError  # noqa: E402
 
 runners.HEARTBEAT_LIVENESS = 60  # seconds; with the 3 there are, a busy machine loses its workers
 FATES = {Plan.FINISH: 8, Plan.CANCEL: 2, Plan.DEADLINE: 2}  # one in so many
@@ -165,34 +158,25 @@ class PacedUser(User):
 
 
 def run_call(call: Call, client: SyncTandemClient) -> None:
-    """Send the request and meet its fate; OverloadedError when it is refused."""
-    options = GenerateOptions(**{**call.recorded.options, "timeout": call.fate.timeout_s})
-    generation = client.generate(call.recorded.prompt, **options)
+    """Send the request and meet its fate; OverloadedError when it is refused.
+
+    Every chunk has its latency: the first from the call's start, each later one from the one before.
+    """
+    generation = client.generate(call.recorded.prompt, **call.options())
+    before = time.perf_counter()
     try:
-        call.ending = read(call, generation)
+        with closing(iter(generation)) as chunks:
+            for chunk in chunks:
+                now = time.perf_counter()
+                FIGURES.add_latency("inter-token" if call.num_chunks else "first token", time.time(), now - before)
+                before = now
+                if call.has_enough(chunk):
+                    call.ending = Ending.CANCELLED
+                    return
+        call.finish(generation.result)
     except OverloadedError:
         raise
-    except DeadlineExceededError as error:
-        call.ending, call.error = Ending.DEADLINE, str(error)
     except TandemError as error:
-        call.ending, call.error = Ending.FAILED, str(error)
+        call.fail(error)
     finally:
         call.text, call.token_ids = generation.text, generation.token_ids
-
-
-def read(call: Call, generation: SyncGeneration) -> Ending:
-    """Every chunk, with its latency: the first from the call's start, each later one from the one before."""
-    before = time.perf_counter()
-    with closing(iter(generation)) as chunks:
-        for chunk in chunks:
-            now = time.perf_counter()
-            FIGURES.add_latency("inter-token" if call.num_chunks else "first token", time.time(), now - before)
-            before = now
-            call.num_chunks += 1
-            call.num_draft_tokens += chunk.num_draft_tokens
-            call.num_accepted += chunk.num_accepted
-            if call.num_chunks == call.fate.num_chunks:
-                return Ending.CANCELLED
-    call.num_fallback_rounds = generation.result.speculation.num_fallback_rounds
-    call.num_reopens = generation.result.speculation.num_reopens
-    return Ending.FINISHED
