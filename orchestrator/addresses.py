@@ -19,6 +19,7 @@ def find_addresses(text: str) -> Find:
     """
     if text.startswith(_DNS):
         host, port = parse_address(text.removeprefix(_DNS))
+        _check_name(host)
         return lambda: _addresses_of(host, port)
     if text.startswith(_FILE):
         path = Path(text.removeprefix(_FILE))
@@ -32,6 +33,14 @@ def find_addresses(text: str) -> Find:
 def shared_host(text: str) -> str | None:
     """HOST of dns:HOST:PORT, which all replicas found there share; None where each is named by itself."""
     return parse_address(text.removeprefix(_DNS))[0].strip("[]") if text.startswith(_DNS) else None
+
+
+def _check_name(host: str) -> None:
+    """AddressError for what cannot even be asked for."""
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        raise AddressError(f"{_DNS}{host}: is no host name: {error}") from error
 
 
 async def _named(addresses: tuple[str, ...]) -> tuple[str, ...]:

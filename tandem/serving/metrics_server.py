@@ -63,8 +63,8 @@ class _Page:
                 head = await reader.readuntil(b"\r\n\r\n")
                 writer.write(self._answer(head))
                 await writer.drain()
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, ConnectionError):
-            pass  # no request that could be answered
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError, OSError):
+            pass  # no request that could be answered, or nobody there any more
         finally:
             writer.close()
             del self._running[task]

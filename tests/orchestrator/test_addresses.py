@@ -18,7 +18,7 @@ def test_named_addresses_are_each_taken_once() -> None:
     assert found("a:1, b:2,a:1") == ("a:1", "b:2")
 
 
-@pytest.mark.parametrize("text", ["", "a", "a:1,", "a:1,b", "dns:a", "a:70000"])
+@pytest.mark.parametrize("text", ["", "a", "a:1,", "a:1,b", "dns:a", "dns:a..b:1", "a:70000"])
 def test_what_is_no_address_is_refused_at_once(text: str) -> None:
     with pytest.raises(AddressError):
         find_addresses(text)
