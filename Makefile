@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .PHONY: demo test unit check protos identity losslessness bench bench-sampling bench-target bench-drafts report-block \
-	loadtest churn churn-short chaos chaos-toy chaos-short soak soak-short overload audit audit-database clean
+	loadtest churn churn-short chaos chaos-toy chaos-short soak soak-short overload saturation audit audit-database clean
 
 demo: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
@@ -118,6 +118,11 @@ soak-short: $(READY)
 overload: $(READY)
 	GRPC_VERBOSITY=NONE $(BIN)/python -m loadtest.overload --toy hashed:vocab=512,seed=3,delay_ms=50 \
 		--out docs/reports/overload.md
+
+# Tokens a second of 1 to 64 users with drafts and without; writes docs/reports/saturation.md.
+saturation: $(READY)
+	$(BIN)/tandem models pull smollm2-135m
+	GRPC_VERBOSITY=ERROR $(BIN)/python -m loadtest.saturation --out docs/reports/saturation.md
 
 # Every pinned version against the database of known vulnerabilities; fails as well when one cannot be looked up there.
 AUDIT := $(BIN)/pip-audit --strict --disable-pip --no-deps --progress-spinner off

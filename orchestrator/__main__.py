@@ -88,6 +88,7 @@ async def _serve(options: argparse.Namespace) -> None:
             max_requests=options.max_requests,
             target_patience=TargetPatience(options.target_timeout, options.reconnect_timeout),
             trusts_drafts=not options.untrusted_draft,
+            backs_off=options.draft_back_off,
         )
         servicer = OrchestratorServicer(vocabulary, targets, drafts, settings, tracer)
         async with serving_metrics(servicer.metrics.all, listening):
@@ -184,6 +185,13 @@ def build_parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="copy drafts from the sequence itself while no draft service makes any",
+    )
+    parser.add_argument(
+        "--draft-back-off",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="draft less, down to nothing, while so many sessions share a target's steps that drafts would slow them; "
+        "not for requests that say how many drafts, nor under rejection and block, whose answers depend on them",
     )
     parser.add_argument(
         "--target-timeout", type=seconds, default=60.0, metavar="S", help="seconds before a round is asked again"

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from orchestrator.draft_length import DraftLength
 from orchestrator.hidden_relay import HiddenRelay
 from orchestrator.replica_link import LinkLostError
 from orchestrator.round_times import LONGEST_S
@@ -55,6 +56,7 @@ class DraftSession:
         timeout_s: float | None = None,
         relay: HiddenRelay | None = None,
         fallback: PromptLookup | None = None,
+        length: DraftLength | None = None,
     ) -> None:
         """Nothing is opened yet.
 
@@ -63,12 +65,14 @@ class DraftSession:
             timeout_s: longest wait of a round; None: what the replica's rounds have taken so far says how long.
             relay: has the hidden states that the service needs; None when it needs none.
             fallback: makes drafts while the service makes none; None: there are none then.
+            length: how many drafts a round is worth; None: as many as are wanted.
         """
         self._handle = handle
         self._timeout_s = timeout_s
         self._vocab_size = vocab_size
         self._relay = relay
         self._fallback = fallback
+        self._length = length
         self._known_len = 0  # tokens the service surely has
         self._first_open: asyncio.Future[draft_pb2.ProposeResult] | None = None  # until a proposal came
         self._background: asyncio.Future[draft_pb2.ProposeResult] | None = None  # an answer no round waits for
@@ -78,8 +82,13 @@ class DraftSession:
         self._has_given_up = False
 
     async def propose(self, sequence: Sequence) -> Proposal:
-        """At most `sequence.num_draft_tokens()` drafts; empty, and counted, when the service fails or is late."""
+        """At most `sequence.num_draft_tokens()` drafts; empty, and counted, when the service fails or is late.
+
+        Empty without a count where none are worth it.
+        """
         num_wanted = sequence.num_draft_tokens()
+        if self._length is not None:
+            num_wanted = self._length.most(num_wanted)
         if num_wanted == 0:
             return _EMPTY
         started = time.monotonic()

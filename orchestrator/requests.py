@@ -65,6 +65,7 @@ class CheckedRequest:
     stops: tuple[str, ...]
     include_stop: bool
     num_draft_tokens: int  # most drafts a round; 0: no draft traffic
+    may_draft_less: bool  # the number is the server's choice, and decides nothing but the time
     resumed: Mapping[int, tuple[int, ...]]  # by sample index: tokens that there are already
 
 
@@ -119,6 +120,10 @@ def check_request(request: pb.GenerateRequest, offer: Offer) -> CheckedRequest:
         stops=tuple(request.stopping.stop),
         include_stop=request.stopping.include_stop_in_output,
         num_draft_tokens=num_draft_tokens,
+        may_draft_less=(
+            not request.speculation.HasField("num_draft_tokens")
+            and spec.verification_policy not in _TRUSTING_POLICIES
+        ),
         resumed=resumed,
     )
 

@@ -15,6 +15,7 @@ from orchestrator import messages, speculative_loop
 from orchestrator.admission import Admission
 from orchestrator.answers import interleaved
 from orchestrator.call import Context, time_to_answer, traceparent_of
+from orchestrator.draft_length import AcceptanceKnown, DraftLength
 from orchestrator.draft_session import DraftSession, NoDrafts
 from orchestrator.handshake import hidden_states_problem
 from orchestrator.hidden_relay import HiddenRelay
@@ -35,7 +36,8 @@ from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.prompt_lookup import PromptLookup
 from tandem.serving.errors import ServiceError, status_of
 from tandem.serving.logs import logging_about, trace_id_of
-from tandem.types import SessionId
+from tandem.target.v1.target_pb2 import VerifyItem, VerifyResult
+from tandem.types import Load, SessionId
 from tandem.validation import MAX_REQUEST_ID_CHARS, InvalidArgumentError
 from tandem.vocabulary import Vocabulary
 
@@ -55,6 +57,7 @@ class OrchestratorSettings:
     max_requests: int = MAX_SESSIONS  # running; a request takes a place for each of its answers
     target_patience: TargetPatience = field(default_factory=TargetPatience)
     trusts_drafts: bool = True  # False: no policy whose answers depend on what the draft services say
+    backs_off: bool = False  # fewer drafts where they would slow a target that many share
 
 
 class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
@@ -74,6 +77,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         self._drafts = drafts
         self._settings = settings
         self._admission = Admission(settings.max_requests)
+        self._acceptance = AcceptanceKnown()
         self._tracer: Tracer = tracer or NoTracer()
         self.metrics = OrchestratorMetrics(targets, drafts, lambda: self._admission.num_running)
 
@@ -176,12 +180,13 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         session_id = SessionId(secrets.randbits(63))
         logging_about(session_id=session_id)
         _log.debug("begins answer %d", sequence.sample_index)
-        sessions = self._sessions(session_id, checked, offer, deadline, span.traceparent)
+        sessions = self._sessions(sequence, session_id, checked, offer, deadline, span.traceparent)
         record = AnswerRecord(sequence, self.metrics, span)
         try:
             async with aclosing(speculative_loop.generate(sequence, *sessions)) as rounds:
                 async for output in rounds:
                     record.round(output)
+                    self._acceptance.count(output.num_draft_tokens, output.num_accepted)
                     yield messages.chunk(output, sequence.sample_index, self._vocabulary)
         finally:
             record.end()
@@ -190,6 +195,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
     def _sessions(
         self,
+        sequence: Sequence,
         session_id: SessionId,
         checked: CheckedRequest,
         offer: Offer,
@@ -213,8 +219,19 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             timeout_s=self._settings.draft_timeout_s,
             relay=relay,
             fallback=self._settings.fallback,
+            length=self._length(sequence, checked, target_handle),
         )
         return drafts, target
+
+    def _length(
+        self, sequence: Sequence, checked: CheckedRequest, target: SessionHandle[VerifyItem, VerifyResult]
+    ) -> DraftLength | None:
+        """None where the number of drafts is the request's choice, or could change its answer."""
+        if not (self._settings.backs_off and checked.may_draft_less):
+            return None
+        return DraftLength(
+            self._acceptance, sequence.stats, lambda: target.link.load if target.link is not None else Load()
+        )
 
     def _next_draft_info(self) -> ReplicaInfo | None:
         """Of the draft replica that a session would be opened on, or of the kind that there was."""

@@ -302,6 +302,8 @@ class Load:
     evicted_blocks: int = 0
     hit_blocks: int = 0
     frozen: bool = False  # computing has not ended for too long
+    step_overhead_rows: float = 0.0  # a target's step takes time in proportion to these and its rows; 0: not known
+    step_sessions: float = 0.0  # whose rounds a step decides, of late
 
     @classmethod
     def together(cls, loads: Iterable["Load"]) -> "Load":

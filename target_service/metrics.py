@@ -20,6 +20,14 @@ class TargetMetrics:
         self._steps = StepMetrics(self.all)
         self._rows = self.all.histogram("tandem_step_rows", "Rows of one step's forward.", WIDTHS)
         self._errors = self.all.counters("tandem_item_errors_total", "Items answered with an error.", "code")
+        self.all.gauge(
+            "tandem_step_overhead_rows",
+            "Rows that a step costs beyond its own, as measured; 0: not known.",
+            lambda: load().step_overhead_rows,
+        )
+        self.all.gauge(
+            "tandem_step_sessions", "Sessions whose rounds a step decides.", lambda: load().step_sessions
+        )
         add_load_metrics(self.all, load)
         self.all.read_counter(
             "tandem_preemptions_total", "Sessions that lost their rows to others.", lambda: load().preemptions

@@ -15,6 +15,7 @@ from target_service.gathering import Gathering
 from target_service.limits import Limits
 from target_service.metrics import TargetMetrics
 from target_service.step import StepFailedError, StepPlan
+from target_service.step_costs import StepCosts
 from target_service.table import SessionTable
 from target_service.verifier import Verifier
 
@@ -44,6 +45,7 @@ class Scheduler:
         self._outboxes: dict[StreamId, Outbox[Answer]] = {}
         self._stream_ids = itertools.count(1)
         self._gathering = Gathering()
+        self._costs = StepCosts()
         self._wake = asyncio.Event()
         self._is_empty = asyncio.Event()
 
@@ -77,7 +79,12 @@ class Scheduler:
 
     def load(self) -> Load:
         """How busy the replica is, and whether it computes at all."""
-        return replace(self.table.load(), frozen=self.is_frozen)
+        return replace(
+            self.table.load(),
+            frozen=self.is_frozen,
+            step_overhead_rows=self._costs.overhead_rows,
+            step_sessions=self._costs.sessions,
+        )
 
     def wake(self) -> None:
         """There may be work."""
@@ -144,6 +151,9 @@ class Scheduler:
         else:
             self._gathering.end_step(started_s, loop.time())
             self.metrics.count_step(plan, result)
+            if result.batch_rows:
+                num_decided = sum(isinstance(outcome.decided, Verdict) for outcome in result.outcomes)
+                self._costs.count(num_decided, result.batch_rows, result.compute_us / 1e6)
             self.table.commit(result)
 
     def _deliver(self, stream_id: StreamId, answer: Answer) -> None:

@@ -664,6 +664,8 @@ class Load(_message.Message):
     EVICTED_BLOCKS_FIELD_NUMBER: _builtins.int
     HIT_BLOCKS_FIELD_NUMBER: _builtins.int
     FROZEN_FIELD_NUMBER: _builtins.int
+    STEP_OVERHEAD_ROWS_FIELD_NUMBER: _builtins.int
+    STEP_SESSIONS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """open sessions"""
     waiting: _builtins.int
@@ -692,6 +694,10 @@ class Load(_message.Message):
     """blocks that new sessions found in the prefix cache"""
     frozen: _builtins.bool
     """what was to be computed has not ended for too long: sessions have to go elsewhere"""
+    step_overhead_rows: _builtins.float
+    """Of a target's steps of late; a step takes time in proportion to its rows and these, and 0 is not known:"""
+    step_sessions: _builtins.float
+    """whose rounds a step decides"""
     def __init__(
         self,
         *,
@@ -709,10 +715,12 @@ class Load(_message.Message):
         evicted_blocks: _builtins.int = ...,
         hit_blocks: _builtins.int = ...,
         frozen: _builtins.bool = ...,
+        step_overhead_rows: _builtins.float = ...,
+        step_sessions: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_blocks", b"cached_blocks", "draining", b"draining", "evicted_blocks", b"evicted_blocks", "evicted_sessions", b"evicted_sessions", "frozen", b"frozen", "hit_blocks", b"hit_blocks", "kv_usage", b"kv_usage", "preemptions", b"preemptions", "running", b"running", "shrunk_draft_tokens", b"shrunk_draft_tokens", "stale_items", b"stale_items", "total_blocks", b"total_blocks", "used_blocks", b"used_blocks", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_blocks", b"cached_blocks", "draining", b"draining", "evicted_blocks", b"evicted_blocks", "evicted_sessions", b"evicted_sessions", "frozen", b"frozen", "hit_blocks", b"hit_blocks", "kv_usage", b"kv_usage", "preemptions", b"preemptions", "running", b"running", "shrunk_draft_tokens", b"shrunk_draft_tokens", "stale_items", b"stale_items", "step_overhead_rows", b"step_overhead_rows", "step_sessions", b"step_sessions", "total_blocks", b"total_blocks", "used_blocks", b"used_blocks", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
