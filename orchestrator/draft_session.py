@@ -18,6 +18,7 @@ from orchestrator.round_times import LONGEST_S
 from orchestrator.sequence import Sequence
 from orchestrator.session_handle import SessionHandle, answer_of
 from tandem import codec
+from tandem.common.v1 import common_pb2
 from tandem.draft.v1 import draft_pb2
 from tandem.prompt_lookup import PromptLookup
 from tandem.types import DraftProbs, DraftProbsTransport, ErrorCode, ItemError, Proposal
@@ -147,7 +148,7 @@ class DraftSession:
         self._first_open = None
         self._known_len = len(sequence.tokens)
         sequence.stats.draft_timing += codec.timing_from_proto(result.timing).within(time.monotonic() - asked_s)
-        return self._checked(codec.proposal_from_proto(result.proposal), num_wanted)
+        return self._checked(result.proposal, num_wanted)
 
     async def _answer(self, future: "asyncio.Future[draft_pb2.ProposeResult]") -> draft_pb2.ProposeResult:
         """The round's proposal; raises as `answer_of`. The replica's times are learned from rounds but the first."""
@@ -218,11 +219,15 @@ class DraftSession:
         item.propose.num_draft_tokens = min(num_wanted, limit) if limit else num_wanted
         return item
 
-    def _checked(self, proposal: Proposal, num_wanted: int) -> Proposal:
-        """The proposal, if the target may see it; ItemError INTERNAL for one no correct draft service makes."""
-        num_drafts = len(proposal.draft_token_ids)
+    def _checked(self, message: common_pb2.Proposal, num_wanted: int) -> Proposal:
+        """The proposal, if the target may see it; ItemError for one no correct draft service makes.
+
+        INTERNAL for too many drafts, before any is looked at: they could hold the event loop for seconds.
+        """
+        num_drafts = len(message.draft_token_ids)
         if num_drafts > num_wanted:
             raise ItemError(ErrorCode.INTERNAL, f"{num_drafts} drafts where at most {num_wanted} were wanted")
+        proposal = codec.proposal_from_proto(message)
         for token_id in proposal.draft_token_ids:
             if not 0 <= token_id < self._vocab_size:
                 raise ItemError(

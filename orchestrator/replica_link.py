@@ -15,7 +15,7 @@ import grpc
 from orchestrator.breaker import Backoff, Breaker
 from orchestrator.expected_answers import ExpectedAnswers, answer_key
 from orchestrator.replica_api import ItemT, ReplicaApi, ReplicaInfo, ResultT
-from orchestrator.replica_stream import FROZEN, PATIENCE, ReplicaStream, StreamPatience
+from orchestrator.replica_stream import FROZEN, PATIENCE, MisbehaviourError, ReplicaStream, StreamPatience
 from orchestrator.round_times import RoundTimes
 from tandem.draft.v1 import draft_pb2
 from tandem.serving.dialer import Dialer
@@ -166,10 +166,18 @@ class ReplicaLink(Generic[ItemT, ResultT]):
                     num_failures = await self._try_once(channel, num_failures)
 
     async def _try_once(self, channel: grpc.aio.Channel, num_failures: int) -> int:
-        """One stream from its attempt to its end, and the wait before the next -> how many have failed in a row."""
+        """One stream from its attempt to its end, and the wait before the next -> how many have failed in a row.
+
+        One that ended by the replica's misbehaviour has failed too, and sessions go elsewhere for a while.
+        """
         generation, known_failure = self.generation, self._failure
-        self._failure = await self._connect(channel)
-        num_failures = 1 if self.generation > generation else num_failures + 1
+        try:
+            self._failure = await self._connect(channel)
+            has_served = self.generation > generation
+        except MisbehaviourError as error:
+            self.breaker.failed()
+            self._failure, has_served = str(error), False
+        num_failures = 1 if has_served else num_failures + 1
         if not self._is_closing:
             is_news = num_failures == 1 or self._failure != known_failure
             _log.log(logging.WARNING if is_news else logging.DEBUG, "%s: %s", self, self._failure)
@@ -177,7 +185,7 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         return num_failures
 
     async def _connect(self, channel: grpc.aio.Channel) -> str:
-        """Hand-shake and serve one stream until it ends; why it ended."""
+        """Hand-shake and serve one stream until it ends; why it ended, unless it is MisbehaviourError."""
         try:
             info = await self.api.get_info(channel, _HANDSHAKE_TIMEOUT_S)
             if info.load.frozen:
@@ -192,6 +200,8 @@ class ReplicaLink(Generic[ItemT, ResultT]):
             return (
                 self._dialer.why_not_connected(error.details() or "") or f"{error.code().name}: {error.details()}"
             )
+        except MisbehaviourError:
+            raise
         except Exception:  # noqa: BLE001 - whatever an answer did to us, the link must be made again
             _log.exception("%s: unexpected error", self)
             return "an unexpected error, see the log"

@@ -67,11 +67,6 @@ class ReplicaPool(Generic[ItemT, ResultT]):
         """Of all replicas that are up, together."""
         return Load.together(link.load for link in self.links if link.is_up)
 
-    @property
-    def num_up(self) -> int:
-        """Replicas with a stream now."""
-        return sum(link.is_up for link in self.links)
-
     async def start(self) -> None:
         """Look for addresses, connect in the background, and go on looking."""
         await self._look()

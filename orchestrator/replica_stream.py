@@ -6,7 +6,7 @@ since that would end it for every session.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -16,7 +16,8 @@ from orchestrator.expected_answers import ExpectedAnswers, answer_key
 from orchestrator.replica_api import ItemT, ReplicaApi, ResultT
 from orchestrator.silence import SILENCE_S, Silence
 from tandem import codec
-from tandem.serving.batches import batches_of
+from tandem.serving.batches import MAX_BATCH_ITEMS, batches_of
+from tandem.serving.item_stream import MAX_MESSAGE_ITEMS
 from tandem.serving.stalls import STALL_S
 from tandem.types import ItemError, Load
 
@@ -34,6 +35,10 @@ class StreamPatience:
 
 
 PATIENCE = StreamPatience()
+
+
+class MisbehaviourError(Exception):
+    """The replica sends what no correct one does; the message says what."""
 
 
 class ReplicaStream(Generic[ItemT, ResultT]):
@@ -70,7 +75,7 @@ class ReplicaStream(Generic[ItemT, ResultT]):
         self._wake.set()
 
     async def run(self, call: Any) -> str:
-        """Until the stream ends; why it did, unless grpc raises it."""
+        """Until the stream ends; why it did, unless grpc raises it. MisbehaviourError if the replica is to blame."""
         reader, silent, stalled, _ = tasks = (
             asyncio.create_task(self._read(call), name=f"reader of the {self._name}"),
             asyncio.create_task(self._silence.is_too_long(), name=f"watch over the {self._name}"),
@@ -102,9 +107,22 @@ class ReplicaStream(Generic[ItemT, ResultT]):
             self._take_load(load)
             if load.frozen:
                 return FROZEN
-            for result in response.results:
-                self._answers.take(result)
+            await self._take_all(response.results)
         return "the stream was ended by the other side"
+
+    async def _take_all(self, results: Sequence[ResultT]) -> None:
+        """Hand out one message's answers; other tasks have their turn in between.
+
+        MisbehaviourError, before any is looked at, for more than the replica itself would read as items.
+        """
+        if len(results) > MAX_MESSAGE_ITEMS:
+            raise MisbehaviourError(
+                f"it sent {len(results)} results in one message, more than the limit of {MAX_MESSAGE_ITEMS}"
+            )
+        for index, result in enumerate(results):
+            if index > 0 and index % MAX_BATCH_ITEMS == 0:
+                await asyncio.sleep(0)
+            self._answers.take(result)
 
     async def _write(self, call: Any) -> None:
         """Write whatever has gathered, in as few messages as hold it, whenever there is something.

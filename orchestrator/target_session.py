@@ -15,7 +15,7 @@ from orchestrator.breaker import Backoff
 from orchestrator.handshake import computes_the_same
 from orchestrator.hidden_relay import HiddenRelay
 from orchestrator.replica_link import LinkLostError, TargetLink
-from orchestrator.sequence import Sequence
+from orchestrator.sequence import BadVerdictError, Sequence
 from orchestrator.session_handle import Deadline, SessionHandle, answer_of
 from tandem import codec
 from tandem.serving.errors import ServiceError
@@ -75,7 +75,8 @@ class TargetSession:
         """The verdict about the current round.
 
         A proposal the target refuses is dropped and the round becomes plain decoding, counted as a fallback.
-        ServiceError when the target refuses the request, has no room, cannot be reached, or time is up.
+        ServiceError when the target refuses the request, has no room, cannot be reached, or time is up;
+        BadVerdictError for one that is larger than it can be.
         """
         started = time.monotonic()
         try:
@@ -167,6 +168,7 @@ class TargetSession:
         link = self._handle.link
         assert link is not None
         link.breaker.worked()
+        _check_size(result.verdict, proposal)
         verdict = codec.verdict_from_proto(result.verdict)
         sequence.stats.verify_timing += verdict.timing
         return verdict
@@ -226,6 +228,14 @@ class TargetSession:
         return ServiceError(
             status, "internal error" if is_internal else f"{self._handle}: {error.message}", retry_after_s
         )
+
+
+def _check_size(verdict: target_pb2.Verdict, proposal: Proposal) -> None:
+    """BadVerdictError for more than the proposal allows, before it is read: that could hold the loop for seconds."""
+    num_tokens, num_logprobs = len(verdict.token_ids), len(verdict.logprobs)
+    most = len(proposal.draft_token_ids) + 1
+    if max(num_tokens, num_logprobs) > most:
+        raise BadVerdictError(f"{num_tokens} tokens and {num_logprobs} logprobs where at most {most} can be")
 
 
 def not_reached(error: LinkLostError, deadline: Deadline) -> ServiceError:

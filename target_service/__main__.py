@@ -48,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         default=limits.max_waiting_sessions,
         metavar="N",
-        help="most sessions queued",
+        help="most sessions queued, dormant ones among them",
     )
     group.add_argument(
         "--max-draft-tokens",

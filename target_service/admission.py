@@ -14,7 +14,11 @@ HEADROOM_BLOCKS = 1  # kept free for each running session beyond its next round
 
 
 class Admission:
-    """Running sessions, and a bounded queue of those that wait; `kv_usage` is the pool's after the last step."""
+    """Running sessions, and a bounded queue of those that wait; `kv_usage` is the pool's after the last step.
+
+    Dormant sessions that gave way count in the queue, though nobody waits behind them: each keeps its tokens and its
+    verdict until its lease ends, and only this bounds how many do.
+    """
 
     def __init__(self, kv_usage: KvUsage, limits: Limits) -> None:
         self.kv_usage = kv_usage

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Iterator
 
 import torch
 
@@ -13,6 +14,7 @@ from engine.models.config import LoadedModel, ModelConfig
 from engine.models.linear import ChunkedLinear, LinearType, PackedLinear, packed_linear_is_available
 from engine.models.llama import LlamaModel, build_llama
 from engine.self_test import SelfTestReport, check_linears, run_self_test
+from engine.weights_digest import weights_digest
 from tandem.defaults import MAX_STEP_TOKENS
 
 _log = logging.getLogger(__name__)
@@ -51,7 +53,8 @@ def load_torch_engine(
         chosen = TorchKernels()
         _log.warning("falling back to kernels %r, which are slower", chosen.name)
         report = run_self_test(built, chosen, linear_failures, max_step_tokens)
-    fingerprint = numerics_fingerprint(dtype, linear, chosen, report)
+    digest = weights_digest(_computed_with(model, DTYPES[dtype]))
+    fingerprint = numerics_fingerprint(dtype, linear, chosen, report, digest)
     _log.info("engine %s built and tested in %.2f s", fingerprint, time.perf_counter() - start)
     if not report.passed:
         _log.error("the numerics self-test failed: logits depend on the batch, the engine is not deterministic")
@@ -84,9 +87,21 @@ def build_invariant(
     return chunked, ChunkedLinear, check_linears(chunked, max_step_tokens)
 
 
-def numerics_fingerprint(dtype: str, linear: LinearType, kernels: LayerKernels, report: SelfTestReport) -> str:
-    """Equal for engines of one build on one kind of processor that gave the self-test the same bits."""
-    return f"torch:{dtype}:{linear.kind}:{kernels.name}:{report.logits_sha256[:16]}"
+def numerics_fingerprint(
+    dtype: str, linear: LinearType, kernels: LayerKernels, report: SelfTestReport, digest: str
+) -> str:
+    """Equal for engines of one build and the same weights, on processors that gave the self-test the same bits.
+
+    `digest`: of the weights, since the self-test reads few tokens: rows of an embedding that it never looked up could
+    differ without a trace in its logits.
+    """
+    return f"torch:{dtype}:{linear.kind}:{kernels.name}:{report.logits_sha256[:16]}:{digest[:16]}"
+
+
+def _computed_with(model: LoadedModel, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and values of each weight in the precision of the forward pass, at the least: norms stay in float32."""
+    for name, weight in model.weights.items():
+        yield name, weight.to(torch.float32 if weight.ndim == 1 else dtype)
 
 
 def _num_blocks(

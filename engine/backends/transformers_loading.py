@@ -16,6 +16,7 @@ from engine.hf.loading import angles_depend_on_step, context_limit, load_causal_
 from engine.hf.self_test import check_cache, check_rows, num_probe_rows, probe_tokens
 from engine.kv.block_pool import BlockPool
 from engine.models.config import ModelFileError
+from engine.weights_digest import weights_digest
 from tandem.defaults import MAX_STEP_TOKENS
 
 _log = logging.getLogger(__name__)
@@ -39,6 +40,8 @@ def load_transformers_engine(
     """
     start = time.perf_counter()
     model = _load(path, dtype, max_context)
+    # Now: the linears are about to be packed. Buffers too, rotary frequencies are among them.
+    digest = weights_digest((*model.model.named_parameters(), *model.model.named_buffers()))
     tokens = probe_tokens(model.vocab_size, model.max_context)[0]
     reference = whole_text_logits(model, tokens)
     layout = find_layout(model)
@@ -60,7 +63,8 @@ def load_transformers_engine(
     check_cache(probe, reference, model.dtype)
     report = check_rows(probe, failures, max_step_tokens)
     fingerprint = (
-        f"transformers-{transformers.__version__}:{dtype}:{linear}:{attention}:{report.logits_sha256[:16]}"
+        f"transformers-{transformers.__version__}:{dtype}:{linear}:{attention}"
+        f":{report.logits_sha256[:16]}:{digest[:16]}"
     )
     _log.info("engine %s built and tested in %.2f s", fingerprint, time.perf_counter() - start)
     num_blocks = kv_memory_bytes // block_bytes

@@ -1,23 +1,28 @@
 """The start-up self-test passes where numerics are invariant, and catches, by name, each part that is not."""
 
 import logging
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from engine.backends import torch_loading
+from engine.backends.torch_backend import TorchEngine
 from engine.backends.torch_loading import load_torch_engine
 from engine.batch import ForwardBatch
 from engine.kernels.base import HeadNorms, RotaryTable, StepAttention
 from engine.kernels.cpu_reference import TorchKernels
 from engine.kv.cache import KvCache
-from engine.models.config import ModelConfig
+from engine.models.config import LoadedModel, ModelConfig
 from engine.models.linear import ChunkedLinear, PackedLinear
+from engine.models.loading import load_model
 from tests.engine.engines import logits_of
 from tests.engine.tiny_models import FAMILIES
-from tests.fixtures.tiny_models import random_model
+from tests.fixtures.tiny_models import random_model, write_hf_directory
 
 MODEL = random_model(FAMILIES["llama"])
+UNREAD = 1  # a token that the self-test's texts do not have
 
 
 class BatchDependentLinear(PackedLinear):
@@ -69,6 +74,32 @@ def test_the_fingerprint_tells_weights_dtypes_and_kernels_apart() -> None:
     ]
     assert len(set(prints)) == 4
     assert fingerprint(max_step_tokens=128) == prints[0]
+
+
+def test_the_fingerprint_tells_checkpoints_apart_where_the_self_test_does_not_look(tmp_path: Path) -> None:
+    model = random_model(FAMILIES["mistral-untied"])
+    other = replace(model, weights={name: weight.clone() for name, weight in model.weights.items()})
+    other.weights["model.embed_tokens.weight"][UNREAD] *= 1.001
+
+    def engine(checkpoint: LoadedModel) -> TorchEngine:
+        return load_torch_engine(load_model(write_hf_directory(tmp_path, checkpoint)), num_blocks=8)
+
+    first, again, second = engine(model), engine(model), engine(other)
+    assert torch.equal(logits_of(first, [2, 3, 4]), logits_of(second, [2, 3, 4]))
+    assert not torch.equal(logits_of(first, [UNREAD]), logits_of(second, [UNREAD]))
+    assert first.capabilities.numerics_fingerprint == again.capabilities.numerics_fingerprint
+    assert first.capabilities.numerics_fingerprint != second.capabilities.numerics_fingerprint
+
+
+def test_the_fingerprint_is_of_what_is_computed_not_of_what_is_stored() -> None:
+    def fingerprint(*stored: torch.dtype) -> str:
+        weights = dict(MODEL.weights)
+        for dtype in stored:
+            weights = {name: weight.to(dtype) for name, weight in reversed(weights.items())}
+        engine = load_torch_engine(replace(MODEL, weights=weights), "float32", num_blocks=8)
+        return engine.capabilities.numerics_fingerprint
+
+    assert fingerprint(torch.bfloat16) == fingerprint(torch.bfloat16, torch.float32) != fingerprint()
 
 
 def test_packed_linears_that_fail_give_way_to_chunked_ones_by_name(

@@ -129,7 +129,7 @@ def test_the_prefix_cache_gives_rows_that_say_the_same(load: Load, tmp_path: Pat
 
 def test_memory_bounds_the_rows_and_a_step_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     tiny.save(tmp_path, "llama")
-    row_bytes = 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, head size, float32
+    row_bytes = 2 * 2 * 2 * tiny.HEAD_DIM * 4  # layers, keys and values, heads, head size, float32
     engine = tiny.load(tmp_path, kv_memory_bytes=8 * 4 * row_bytes + 1)
     assert engine.kv_usage().total_blocks == 8
     sequence, other = engine.create(), engine.create()

@@ -14,10 +14,14 @@ from engine.backends.base import EngineError, SequenceInput
 from engine.backends.registry import load_engine
 from engine.backends.settings import EngineSettings
 from engine.hf.loading import angles_depend_on_step
+from engine.hf.self_test import probe_tokens
 from tests.engine import tiny_transformers as tiny
 from tests.engine.engines import logits_of, random_tokens
 from tests.fixtures.demo_model import demo_model_dir
 from tests.fixtures.tiny_models import write_byte_tokenizer
+
+# A token whose embedding the self-test does not look up.
+UNREAD = min({*range(tiny.VOCAB)} - {token for tokens in probe_tokens(tiny.VOCAB, 256) for token in tokens})
 
 
 def settings(directory: Path, **changes: object) -> EngineSettings:
@@ -49,9 +53,11 @@ def test_equal_fingerprints_are_of_equal_weights(tmp_path: Path) -> None:
     first, again = tiny.load(tmp_path).capabilities, tiny.load(tmp_path).capabilities
     assert first.numerics_fingerprint == again.numerics_fingerprint
     weights = load_file(tmp_path / "model.safetensors")
-    weights["model.norm.weight"] *= 1.001
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    assert tiny.load(tmp_path).capabilities.numerics_fingerprint != first.numerics_fingerprint
+    for name, row in (("model.norm.weight", ...), ("model.embed_tokens.weight", UNREAD)):
+        changed = {other: weight.clone() for other, weight in weights.items()}
+        changed[name][row] *= 1.001
+        save_file(changed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        assert tiny.load(tmp_path).capabilities.numerics_fingerprint != first.numerics_fingerprint
 
 
 def without_a_weight(directory: Path) -> None:

@@ -24,6 +24,11 @@ from tests.orchestrator.services import (
 )
 
 
+def num_up(pool: TargetPool | DraftPool) -> int:
+    """Replicas with a stream now."""
+    return sum(link.is_up for link in pool.links)
+
+
 @dataclass
 class Pooled:
     """One orchestrator in front of replicas, and a client of it."""
@@ -85,7 +90,7 @@ async def pooled(
         for pool in (target_links, draft_links):
             await pool.start()
             stack.push_async_callback(pool.close)
-        await until(lambda: target_links.num_up == num_targets and draft_links.num_up == num_drafts)
+        await until(lambda: num_up(target_links) == num_targets and num_up(draft_links) == num_drafts)
         servicer = OrchestratorServicer(VOCABULARY, target_links, draft_links, settings)
         server, address = start_server(
             "127.0.0.1:0",

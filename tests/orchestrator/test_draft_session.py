@@ -239,6 +239,20 @@ def test_garbage_never_reaches_the_target(answer: pb.ProposeResult) -> None:
     play(act)
 
 
+def test_of_too_many_drafts_nothing_is_read() -> None:
+    """What else is wrong with the message is not found, for that would end the asking."""
+    too_many = proposal(*[1] * 5)
+    too_many.proposal.draft_probs.extend([common_pb2.DraftProbs(probs_f32=b"1")] * 5)
+
+    async def act(scenario: Scenario) -> None:
+        scenario.step_answer = lambda: too_many
+        assert await scenario.round() == ()
+        scenario.step_answer = lambda: proposal(7)
+        assert (7,) in [await scenario.round() for _ in range(4)]
+
+    play(act)
+
+
 def test_no_session_is_opened_on_a_draft_that_is_shutting_down() -> None:
     async def act(scenario: Scenario) -> None:
         scenario.link.load = Load(draining=True)

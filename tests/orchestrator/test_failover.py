@@ -17,7 +17,7 @@ from tandem.client import Generation, TandemError
 from tandem.prompt_lookup import PromptLookup
 from target_service.limits import Limits
 from tests.orchestrator.fakes import until
-from tests.orchestrator.pooled import Pooled, pooled
+from tests.orchestrator.pooled import Pooled, num_up, pooled
 from tests.orchestrator.services import (
     QUICK,
     TARGET_LOGITS,
@@ -132,7 +132,7 @@ def test_sixteen_answers_survive_every_target_being_restarted_in_turn() -> None:
                 await target.stop()
                 target.engine = toy_engine(step_delay_s=0.001)
                 await target.start()
-                await until(lambda: cluster.target_pool.num_up == 3)
+                await until(lambda: num_up(cluster.target_pool) == 3)
             results = await asyncio.gather(*running)
             assert [one.token_ids for one in results] == [one.token_ids for one in expected]
             assert sum(one.speculation.num_reopens for one in results) >= 1
@@ -183,7 +183,7 @@ def test_a_request_that_a_draining_target_refuses_waits_for_another_one() -> Non
             expected = await cluster.client.complete("abc", **options)
             away, draining = cluster.targets
             await away.stop()
-            await until(lambda: cluster.target_pool.num_up == 1)
+            await until(lambda: num_up(cluster.target_pool) == 1)
             assert draining.scheduler is not None
             draining.scheduler.table.is_draining = True  # of which the orchestrator has not heard yet
             answers = [asyncio.create_task(cluster.client.complete("abc", **options)) for _ in range(4)]
@@ -232,7 +232,7 @@ def test_replicas_that_are_named_later_are_used() -> None:
             later = cluster.named["target"].pop()
             await until(lambda: len(cluster.target_pool.links) == 1)
             cluster.named["target"].append(later)
-            await until(lambda: cluster.target_pool.num_up == 2)
+            await until(lambda: num_up(cluster.target_pool) == 2)
             await cluster.client.complete("abc", max_tokens=5)
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
@@ -267,7 +267,7 @@ def test_at_its_start_it_waits_for_a_name_to_have_an_address() -> None:
             waiting = asyncio.create_task(pool.wait_checked(30))
             named.append(target.address)
             await waiting
-            assert pool.num_up == 1
+            assert num_up(pool) == 1
             await pool.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
@@ -279,7 +279,7 @@ def test_without_a_target_the_error_names_every_one_of_them() -> None:
         async with pooled(2, 1, settings=settings) as cluster:
             for target in cluster.targets:
                 await target.stop()
-            await until(lambda: cluster.target_pool.num_up == 0)
+            await until(lambda: num_up(cluster.target_pool) == 0)
             with pytest.raises(TandemError) as caught:
                 await cluster.client.complete("abc")
             assert caught.value.code == "UNAVAILABLE"

@@ -14,11 +14,13 @@ from orchestrator.replica_link import HandshakeError, LinkLostError, ReplicaLink
 from orchestrator.replica_stream import PATIENCE, StreamPatience
 from tandem.common.v1 import common_pb2
 from tandem.serving import batches
+from tandem.serving.item_stream import MAX_MESSAGE_ITEMS
 from tandem.target.v1 import target_pb2 as pb
 from tandem.target.v1 import target_pb2_grpc
 from tandem.types import ItemError
 from tests.orchestrator.fakes import until
 
+QUICKLY = Backoff(0.005, 0.02)
 Answers = Callable[[list[pb.VerifyItem]], list[pb.VerifyResult]]
 
 
@@ -55,20 +57,22 @@ class FakeTarget(target_pb2_grpc.TargetServiceServicer):
 
     async def Verify(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.VerifyResponse]:
         self.num_streams += 1
-        reader = asyncio.create_task(self._read(request_iterator))
+        push = self.push
+        reader = asyncio.create_task(self._read(request_iterator, push))
         try:
-            while (response := await self.push.get()) is not None:
+            while (response := await push.get()) is not None:
                 yield response
         finally:
             reader.cancel()
+            self.push = asyncio.Queue()  # what was meant for this stream is not for the next
 
-    async def _read(self, requests: Any) -> None:
+    async def _read(self, requests: Any, push: "asyncio.Queue[pb.VerifyResponse | None]") -> None:
         async for request in requests:
             self.messages.append(list(request.items))
             results = self.answers(list(request.items))
-            self.push.put_nowait(pb.VerifyResponse(results=results, load=common_pb2.Load(running=5)))
+            push.put_nowait(pb.VerifyResponse(results=results, load=common_pb2.Load(running=5)))
         self.num_ended_by_peer += 1
-        self.push.put_nowait(None)
+        push.put_nowait(None)
 
 
 @asynccontextmanager
@@ -76,13 +80,14 @@ async def linked(
     target: FakeTarget,
     check: Callable[[ReplicaInfo], None] = lambda _: None,
     patience: StreamPatience = PATIENCE,
+    backoff: Backoff = QUICKLY,
 ) -> AsyncIterator[TargetLink]:
     """A started link to a served fake."""
     server = grpc.aio.server(options=[("grpc.http2.bdp_probe", 0)])  # windows stay as small as they begin
     target_pb2_grpc.add_TargetServiceServicer_to_server(target, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    link: TargetLink = ReplicaLink(TARGET_API, f"127.0.0.1:{port}", check, Backoff(0.005, 0.02), patience)
+    link: TargetLink = ReplicaLink(TARGET_API, f"127.0.0.1:{port}", check, backoff, patience)
     link.start()
     try:
         yield link
@@ -199,6 +204,67 @@ def test_a_forgotten_answer_comes_late_and_harms_nobody() -> None:
             assert link.is_up
 
     asyncio.run(scenario())
+
+
+def test_a_message_of_more_results_than_one_may_have_is_not_looked_at_and_its_sender_is_kept_away_from() -> None:
+    async def scenario() -> None:
+        target = FakeTarget(lambda items: echo(items) * (MAX_MESSAGE_ITEMS + 1))
+        async with linked(target) as link:
+            await link.wait_checked(10)
+            for generation in (1, 2):
+                future = link.request(item(1))
+                with pytest.raises(LinkLostError):
+                    await answer(future)
+                await until(lambda: "it sent 4097 results in one message, more than the limit of" in link._failure)
+                assert (link.answers.num_dropped, link.breaker.is_open) == (0, True)
+                await until(lambda then=generation: link.generation > then and link.is_up)  # and it is tried again
+            target.answers = echo
+            assert (await answer(link.request(item(2)))).verdict.token_ids == [2]
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_waits_grow_for_a_replica_that_misbehaves_again_and_not_for_one_that_is_lost_again() -> None:
+    async def scenario() -> None:
+        target, asked = FakeTarget(), []
+
+        class Noted(Backoff):
+            def wait_s(self, num_failures: int) -> float:
+                asked.append(num_failures)
+                return 0.0
+
+        async with linked(target, backoff=Noted()) as link:
+            flood = pb.VerifyResponse(results=[pb.VerifyResult()] * (MAX_MESSAGE_ITEMS + 1))
+            for generation, last in enumerate((flood, flood, flood, None, None), start=1):
+                await until(lambda wanted=generation: link.generation == wanted and link.is_up)
+                target.push.put_nowait(last)
+            await until(lambda: link.generation == 6)
+        assert asked == [1, 2, 3, 1, 1]
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_other_tasks_have_their_turn_while_the_results_of_a_large_message_are_taken() -> None:
+    async def scenario() -> None:
+        num_turns, seen = 0, []
+
+        async def count_turns() -> None:
+            nonlocal num_turns
+            while True:
+                num_turns += 1
+                await asyncio.sleep(0)
+
+        target = FakeTarget()
+        async with linked(target) as link:
+            await link.wait_checked(10)
+            link.answers.take = lambda _: seen.append(num_turns)  # type: ignore[method-assign]
+            counting = asyncio.create_task(count_turns())
+            target.push.put_nowait(pb.VerifyResponse(results=echo([item(1)]) * MAX_MESSAGE_ITEMS))
+            await until(lambda: len(seen) == MAX_MESSAGE_ITEMS)
+            counting.cancel()
+        assert len(set(seen)) == MAX_MESSAGE_ITEMS // batches.MAX_BATCH_ITEMS
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_a_lost_stream_fails_what_was_asked_on_it_and_a_new_generation_takes_over() -> None:

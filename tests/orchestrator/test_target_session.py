@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import pytest
 
 from orchestrator.replica_api import TARGET_API, ReplicaInfo
+from orchestrator.sequence import BadVerdictError
 from orchestrator.session_handle import Deadline, SessionHandle
 from orchestrator.target_session import TargetPatience, TargetSession
 from tandem import codec
@@ -230,6 +232,16 @@ def test_an_answer_without_an_outcome_is_an_internal_error() -> None:
 
     failure = asyncio.run(scenario())
     assert (failure.code, str(failure)) == (grpc.StatusCode.INTERNAL, "internal error")
+
+
+@pytest.mark.parametrize("fields", [{"token_ids": [9] * 4}, {"token_ids": [9], "logprobs": [{"rank": 1}] * 4}])
+def test_a_verdict_of_more_than_was_asked_is_not_read(fields: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        link: Target = FakeLink(TARGET_API, answering(pb.VerifyResult(verdict=pb.Verdict(**fields))))
+        with pytest.raises(BadVerdictError, match="where at most 3 can be"):
+            await session(link).verify(make_sequence(), DRAFTS)
+
+    asyncio.run(scenario())
 
 
 def test_an_answer_that_does_not_come_is_asked_for_again_in_the_same_words() -> None:

@@ -12,6 +12,7 @@ from orchestrator.replica_link import HandshakeError
 from orchestrator.server import OrchestratorSettings
 from tandem.client import UnsupportedError
 from tandem.draft.v1 import draft_pb2 as pb
+from tandem.serving.item_stream import MAX_MESSAGE_ITEMS
 from tests.orchestrator.hostile import HostileDraft, Lie, an_honest_face, answered, proposing
 from tests.orchestrator.services import (
     VOCAB,
@@ -56,6 +57,10 @@ def twice_and_for_others(item: pb.ProposeItem) -> Iterable[bytes]:
     yield pb.ProposeResponse(results=results).SerializeToString()
 
 
+def more_than_a_message_may_have(item: pb.ProposeItem) -> Iterable[bytes]:
+    yield answered(item, proposal={"draft_token_ids": [1, 2, 3]}) * (MAX_MESSAGE_ITEMS + 1)  # messages add up
+
+
 def with_errors(item: pb.ProposeItem) -> Iterable[bytes]:
     yield answered(item, error={"code": item.stamp.session_id % 12, "message": "\x1b[2J" + "no " * 1000})
 
@@ -88,6 +93,9 @@ LIES: dict[str, Lie] = {
     "wrong tokens": proposing(lambda k: {"draft_token_ids": [0] * k}),
     "one draft too many": proposing(lambda k: {"draft_token_ids": [0] * (k + 1)}),
     "a hundred thousand drafts": proposing(lambda k: {"draft_token_ids": [0] * 100_000}),
+    "thousands of drafts with a q of each": proposing(
+        lambda k: {"draft_token_ids": [0] * 9000, "draft_probs": [q_of(1.0)] * 9000}
+    ),
     "ids outside the vocabulary": proposing(lambda k: {"draft_token_ids": [VOCAB] * k}),
     "the largest ids": proposing(lambda k: {"draft_token_ids": [2**32 - 1] * k}),
     "a q that nobody asked for": proposing(
@@ -105,6 +113,7 @@ LIES: dict[str, Lie] = {
     "the wrong kind of answer": lambda item: [answered(item, closed=pb.SessionClosed())],
     "errors": with_errors,
     "answers to others, and too often": twice_and_for_others,
+    "thousands of answers at once": more_than_a_message_may_have,
     "a huge message": one_huge_message(),
     "an absurd load": busy,
 }

@@ -50,6 +50,16 @@ def test_a_full_queue_is_refused_with_the_numbers() -> None:
     assert subject.num_waiting == 1
 
 
+def test_a_dormant_session_in_the_queue_counts_in_it_and_nobody_waits_behind_it() -> None:
+    subject = admission(replace(PLAIN, max_sessions=9, max_waiting_sessions=1))
+    dormant = session(9, 2)
+    assert (subject.offer(session(5, 1)), subject.offer(dormant)) == (True, False)
+    dormant.is_dormant = True
+    with pytest.raises(ItemError, match="and 1 of at most 1 sessions are waiting"):
+        subject.offer(session(9, 3))
+    assert subject.offer(session(2, 4))
+
+
 def test_only_what_is_needed_now_is_asked_for_with_one_round_and_a_little_headroom_for_each_that_runs() -> None:
     subject = admission(Limits(max_draft_tokens=4))
     small = [

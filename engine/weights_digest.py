@@ -1,0 +1,24 @@
+"""Whether two engines have the same weights, in a word."""
+
+import hashlib
+import zlib
+from collections.abc import Iterable
+
+import torch
+
+
+def weights_digest(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """SHA-256 (hex) over name, dtype, shape and CRC-32 of the values of every tensor, in the order of their names.
+
+    Give it the weights as they are computed with: then it does not depend on files, their order or their precision.
+    Every byte is read. A CRC is enough, since nobody makes weights to deceive this, and takes 0.6 s for each GB where
+    SHA-256 of all bytes takes 1.6 s and the rest of a start 8 s.
+    """
+    lines = sorted(
+        f"{name} {weight.dtype} {list(weight.shape)} {zlib.crc32(_bytes_of(weight))}\n" for name, weight in weights
+    )
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _bytes_of(weight: torch.Tensor) -> memoryview:
+    return weight.detach().reshape(-1).contiguous().view(torch.uint8).numpy().data
