@@ -189,9 +189,8 @@ class ReplicaLink(Generic[ItemT, ResultT]):
             self._checked.set()
             return str(error)
         except grpc.aio.AioRpcError as error:
-            return (
-                self._dialer.why_not_connected(error.details() or "") or f"{error.code().name}: {error.details()}"
-            )
+            no_connection = self._dialer.why_not_connected(self.address, error.details() or "")
+            return f"{error.code().name}: {error.details()}" if no_connection is None else no_connection.cause
         except Exception:  # noqa: BLE001 - whatever an answer did to us, the link must be made again
             _log.exception("%s: unexpected error", self)
             return "an unexpected error, see the log"
