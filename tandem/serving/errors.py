@@ -146,7 +146,7 @@ class LifecycleInterceptor(grpc.aio.ServerInterceptor):
         except grpc.aio.AbortError:
             raise
         except grpc.aio.BaseError:  # a write to a client that is gone
-            _log.info("the client went away", extra=_ended(method, grpc.StatusCode.CANCELLED))
+            _log.info("the client went away", extra=ended(method, grpc.StatusCode.CANCELLED))
         except asyncio.CancelledError as error:
             status = status_of(error, context)
             if status is grpc.StatusCode.INTERNAL:
@@ -155,7 +155,7 @@ class LifecycleInterceptor(grpc.aio.ServerInterceptor):
             if status is grpc.StatusCode.UNAVAILABLE:
                 await _abort(context, method, status, str(context.details()), error)
                 return None
-            _log.info("ended by the client", extra=_ended(method, status))
+            _log.info("ended by the client", extra=ended(method, status))
             raise  # grpc must see the cancellation
         except (InvalidArgumentError, ServiceError) as error:
             await _abort(context, method, status_of(error, context), str(error), error)
@@ -213,11 +213,11 @@ async def _abort(context: _Context, method: str, code: grpc.StatusCode, details:
         level, message = logging.INFO, "the client went away before it could be told: %s"
     finally:  # the client may have the status, and its connection be closed, before this task goes on
         _log.log(
-            level, message, details, exc_info=error if level == logging.ERROR else None, extra=_ended(method, code)
+            level, message, details, exc_info=error if level == logging.ERROR else None, extra=ended(method, code)
         )
 
 
-def _ended(method: str, code: grpc.StatusCode) -> dict[str, str]:
+def ended(method: str, code: grpc.StatusCode) -> dict[str, str]:
     """What the line about a call's end says besides its request."""
     return {"method": method, "status": code.name}
 

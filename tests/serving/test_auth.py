@@ -96,6 +96,8 @@ def test_every_other_call_is_unauthenticated_and_nothing_of_it_runs(
         run(scenario())
     assert caplog.text.count("refused /tandem.orchestrator.v1.OrchestratorService/Generate of ipv4:127.0.0.1:") == 2
     assert caplog.text.count("refused /tandem.orchestrator.v1.OrchestratorService/GetInfo of ipv4:127.0.0.1:") == 2
+    told = [(one.status, one.levelname) for one in caplog.records if hasattr(one, "status")]
+    assert told == [("UNAUTHENTICATED", "WARNING")] * 4
     assert not [secret for secret in (SHOP, OLD, STRANGER) if secret in caplog.text]
 
 
