@@ -169,10 +169,12 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         """One stream from its attempt to its end, and the wait before the next -> how many have failed in a row."""
         generation, known_failure = self.generation, self._failure
         self._failure = await self._connect(channel)
-        num_failures = 1 if self.generation > generation else num_failures + 1
+        was_up = self.generation > generation
+        num_failures = 1 if was_up else num_failures + 1
         if not self._is_closing:
             is_news = num_failures == 1 or self._failure != known_failure
-            _log.log(logging.WARNING if is_news else logging.DEBUG, "%s: %s", self, self._failure)
+            what = "is lost" if was_up else "cannot be used"
+            _log.log(logging.WARNING if is_news else logging.DEBUG, "%s %s: %s", self, what, self._failure)
             await asyncio.sleep(self._backoff.wait_s(num_failures))
         return num_failures
 
@@ -205,6 +207,7 @@ class ReplicaLink(Generic[ItemT, ResultT]):
                 "%s is called in clear text: prompts and answers can be read on the way, and changed", self
             )
         self.generation += 1
+        _log.info("%s is connected%s", self, " again" if self.generation > 1 else "")
         stream = self._stream = ReplicaStream(self.api, str(self), self.answers, self._take_load, self._patience)
         self._checked.set()
         self.on_change()
