@@ -179,59 +179,6 @@ def test_health_is_serving_and_a_cancelled_stream_is_closed_in_time(tmp_path: Pa
     asyncio.run(scenario())
 
 
-def test_a_call_that_outlasts_the_grace_is_told_so_and_logged_as_cut_off(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Endless(Servicer):
-        async def GetInfo(self, request: Any, context: Any) -> target_pb2.GetInfoResponse:
-            await asyncio.Event().wait()
-            raise AssertionError
-
-    async def scenario() -> list[grpc.aio.AioRpcError]:
-        servicer, failures = Endless(), []
-        task, address = await started(servicer, tmp_path, grace_s=0.25)
-        async with open_channel(address) as channel:
-            stub = target_pb2_grpc.TargetServiceStub(channel)
-            stream, unary = stub.Verify(iter(())), stub.GetInfo(target_pb2.GetInfoRequest())
-            await stream.read()
-            await stop(task)
-            for ended in (stream.read(), unary):
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await ended
-                failures.append(caught.value)
-        assert servicer.closed.is_set()
-        return failures
-
-    with caplog.at_level("INFO"):
-        failures = asyncio.run(scenario())
-    details = "the service is shutting down, and cut off what still ran after the 0.25 s of --grace"
-    assert [(one.code(), one.details()) for one in failures] == [(grpc.StatusCode.UNAVAILABLE, details)] * 2
-    told = [one for one in caplog.records if hasattr(one, "status")]
-    assert [(one.status, one.levelname, one.getMessage()) for one in told] == [("UNAVAILABLE", "INFO", details)] * 2
-
-
-def test_a_client_that_takes_nothing_does_not_keep_a_server_from_ending(tmp_path: Path) -> None:
-    class Talker(Servicer):
-        async def Verify(self, request_iterator: Any, context: Any) -> AsyncIterator[target_pb2.VerifyResponse]:
-            try:
-                while True:
-                    yield target_pb2.VerifyResponse(results=[target_pb2.VerifyResult()] * 50_000)
-            finally:
-                self.closed.set()
-
-    async def scenario() -> None:
-        servicer = Talker()
-        task, address = await started(servicer, tmp_path, grace_s=0.25)
-        async with open_channel(address) as channel:
-            call = target_pb2_grpc.TargetServiceStub(channel).Verify(iter(()))
-            await call.read()
-            await asyncio.sleep(0.5)  # until nothing more is taken
-            await stop(task)
-        assert servicer.closed.is_set()
-
-    asyncio.run(scenario())
-
-
 def test_a_taken_port_is_refused_by_name(tmp_path: Path) -> None:
     async def scenario() -> None:
         task, address = await started(Servicer(), tmp_path)
