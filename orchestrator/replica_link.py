@@ -173,14 +173,15 @@ class ReplicaLink(Generic[ItemT, ResultT]):
         generation, known_failure = self.generation, self._failure
         try:
             self._failure = await self._connect(channel)
-            has_served = self.generation > generation
+            was_up = self.generation > generation
         except MisbehaviourError as error:
             self.breaker.failed()
-            self._failure, has_served = str(error), False
-        num_failures = 1 if has_served else num_failures + 1
+            self._failure, was_up = str(error), False
+        num_failures = 1 if was_up else num_failures + 1
         if not self._is_closing:
             is_news = num_failures == 1 or self._failure != known_failure
-            _log.log(logging.WARNING if is_news else logging.DEBUG, "%s: %s", self, self._failure)
+            what = "is lost" if was_up else "cannot be used"
+            _log.log(logging.WARNING if is_news else logging.DEBUG, "%s %s: %s", self, what, self._failure)
             await asyncio.sleep(self._backoff.wait_s(num_failures))
         return num_failures
 
@@ -197,9 +198,8 @@ class ReplicaLink(Generic[ItemT, ResultT]):
             self._checked.set()
             return str(error)
         except grpc.aio.AioRpcError as error:
-            return (
-                self._dialer.why_not_connected(error.details() or "") or f"{error.code().name}: {error.details()}"
-            )
+            no_connection = self._dialer.why_not_connected(self.address, error.details() or "")
+            return f"{error.code().name}: {error.details()}" if no_connection is None else no_connection.cause
         except MisbehaviourError:
             raise
         except Exception:  # noqa: BLE001 - whatever an answer did to us, the link must be made again
@@ -216,6 +216,7 @@ class ReplicaLink(Generic[ItemT, ResultT]):
                 "%s is called in clear text: prompts and answers can be read on the way, and changed", self
             )
         self.generation += 1
+        _log.info("%s is connected%s", self, " again" if self.generation > 1 else "")
         stream = self._stream = ReplicaStream(self.api, str(self), self.answers, self._take_load, self._patience)
         self._checked.set()
         self.on_change()

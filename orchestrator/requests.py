@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import grpc
 
+from orchestrator.resumed_answers import check_resumed
 from tandem import codec
 from tandem.chat_template import ChatTemplateError
 from tandem.defaults import MAX_TOKENS
@@ -113,7 +114,7 @@ def check_request(request: pb.GenerateRequest, offer: Offer) -> CheckedRequest:
     if num_draft_tokens > 0 and not offer.trusts_drafts:
         _check_needs_no_trust(spec.verification_policy)
     _check_numerics(request, offer)
-    resumed = _resumed(request, spec, offer)
+    resumed = check_resumed(request, spec, offer.vocab_size)
     return CheckedRequest(
         request_id=request_id_of(request),
         spec=spec,
@@ -136,31 +137,6 @@ def _check_numerics(request: pb.GenerateRequest, offer: Offer) -> None:
             f"numerics: {request.numerics[:_MAX_SHOWN]!r} is asked for, and the targets here compute "
             f"{offer.model.numerics!r}",
         )
-
-
-def _resumed(request: pb.GenerateRequest, spec: SessionSpec, offer: Offer) -> Mapping[int, tuple[int, ...]]:
-    """The tokens that answers have, by sample index; InvalidArgumentError for what none of the request can have."""
-    resumed: dict[int, tuple[int, ...]] = {}
-    sample_indices = codec.sample_indices(request)
-    for number, answer in enumerate(request.resume):
-        field, token_ids = f"resume[{number}]", tuple(answer.token_ids)
-        if answer.sample_index not in sample_indices or answer.sample_index in resumed:
-            raise InvalidArgumentError(
-                f"{field}.sample_index",
-                f"{answer.sample_index} is not one of {sample_indices.start}..{sample_indices.stop - 1}, each once",
-            )
-        if len(token_ids) > spec.max_tokens:
-            raise InvalidArgumentError(
-                f"{field}.token_ids", f"{len(token_ids)} tokens are more than the {spec.max_tokens} of max_tokens"
-            )
-        for token_id in token_ids:
-            check_range(f"{field}.token_ids", token_id, 0, offer.vocab_size - 1)
-        resumed[answer.sample_index] = token_ids
-    if resumed and not request.sampling.HasField("seed"):
-        raise InvalidArgumentError("resume", "needs sampling.seed, that of the call which is resumed")
-    if resumed and not request.numerics:
-        raise InvalidArgumentError("resume", "needs numerics, as `started` named them in the call which is resumed")
-    return resumed
 
 
 def _prompt(request: pb.GenerateRequest, offer: Offer) -> tuple[int, ...]:

@@ -89,7 +89,7 @@ class _ClientBase:
         for one in self.addresses:
             self.dialer.check(one)
         self._number = 0  # of the address that is called
-        self._patience = Patience() if resume else None
+        self._patience = Patience(num_addresses=len(self.addresses)) if resume else None
 
     @property
     def address(self) -> str:

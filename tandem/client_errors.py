@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 
-from tandem.serving.dialer import Dialer
+from tandem.serving.dialer import Dialer, NoConnection
 from tandem.serving.retry import retry_after_s
 
 
@@ -38,6 +38,8 @@ class OverloadedError(TandemError):
 class UnavailableError(TandemError):
     """The service, or the model behind it, cannot be reached; tokens that were streamed remain valid."""
 
+    is_lasting = False  # until somebody changes certificates or options: the same call would fail again
+
 
 class DeadlineExceededError(TandemError):
     """The timeout passed; tokens that were streamed remain valid."""
@@ -59,22 +61,33 @@ _TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")  # gRPC
 def from_rpc_error(error: Any, address: str, timeout_s: float | None, dialer: Dialer) -> TandemError:
     """The typed error for a grpc.RpcError (a finished call as well) of a call to `address` with this timeout."""
     code: grpc.StatusCode = error.code()
-    details = describe_rpc_error(error, address, timeout_s, dialer)
+    no_connection = _no_connection(error, address, dialer)
+    details = _in_words(error, address, timeout_s, no_connection)
     if code is grpc.StatusCode.UNIMPLEMENTED and details.startswith("Method not found"):  # gRPC's own words
         details = f"the service at {address} is not an orchestrator; is it the target's or the draft's port?"
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and (sizes := _TOO_LARGE.search(details)):
         return InvalidRequestError(
             code.name, f"the request's {sizes[1]} bytes are more than the limit of {sizes[2]} bytes of a message"
         )
-    return _CLASSES.get(code, TandemError)(code.name, details, retry_after_s(error))
+    known = _CLASSES.get(code, TandemError)(code.name, details, retry_after_s(error))
+    if isinstance(known, UnavailableError):
+        known.is_lasting = no_connection is not None and no_connection.is_lasting
+    return known
 
 
 def describe_rpc_error(error: Any, address: str, timeout_s: float | None, dialer: Dialer) -> str:
     """What a service said about a failed call; where gRPC itself speaks, who was called and how long was waited."""
+    return _in_words(error, address, timeout_s, _no_connection(error, address, dialer))
+
+
+def _no_connection(error: Any, address: str, dialer: Dialer) -> NoConnection | None:
+    return dialer.why_not_connected(address, str(error.details() or ""))
+
+
+def _in_words(error: Any, address: str, timeout_s: float | None, no_connection: NoConnection | None) -> str:
     details = str(error.details() or "no details")
-    cause = dialer.why_not_connected(details)
-    if cause is not None:
-        return f"no Tandem service answers at {address}: {cause}"
+    if no_connection is not None:
+        return f"no Tandem service answers at {address}: {no_connection.cause}"
     if timeout_s is not None and "Deadline Exceeded" in details:  # gRPC's own words
         return f"{address} had not answered in full when the timeout of {timeout_s:g} s passed"
     return details

@@ -15,6 +15,9 @@ class Patience:
     """How long a client looks for an orchestrator that goes on."""
 
     num_tries: int = 12  # in a row without a token
+    num_addresses: int = (
+        1  # that are called in turn; when no certificate of theirs is right there is nothing to wait for
+    )
 
     def wait_s(self, num_failures: int) -> float:
         """Before the next try: doubled each time up to a limit, times a random 0.5 .. 1.5."""
@@ -32,11 +35,15 @@ class Resumption:
         self._folder = folder
         self._patience = patience
         self._num_failures = 0  # in a row
+        self._num_lasting = 0  # of them, the last ones in a row
         self._num_tokens = 0  # at the last failure
 
     def wait_s(self, error: TandemError) -> float | None:
         """Seconds until `request` is to be sent; None when the error is the application's to see."""
         if self._patience is None or not isinstance(error, UnavailableError):
+            return None
+        self._num_lasting = self._num_lasting + 1 if error.is_lasting else 0
+        if self._num_lasting >= self._patience.num_addresses:
             return None
         num_tokens = self._folder.num_tokens
         self._num_failures = 1 if num_tokens > self._num_tokens else self._num_failures + 1

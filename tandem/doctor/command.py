@@ -70,7 +70,7 @@ def _machine(model: str, dtype: str, port: int, shown: Credentials) -> Iterator[
     yield check_python()
     yield from check_packages()
     yield from check_models(model, default_models_dir())
-    yield from check_ports(port, lambda address: _is_serving(address, shown))
+    yield from check_ports(port, lambda address: why_not_serving(address, shown))
     if installed_version("torch") is None:
         return  # said among the packages
     machine = read_machine()
@@ -84,11 +84,13 @@ def _machine(model: str, dtype: str, port: int, shown: Credentials) -> Iterator[
     yield check_memory(machine, torch, model, dtype)
 
 
-def _is_serving(address: str, shown: Credentials) -> bool:
+def why_not_serving(address: str, shown: Credentials) -> str:
+    """Empty when a healthy service answers there."""
     try:
-        return ask_health(address, _PORT_TIMEOUT_S, shown) == "SERVING"
-    except HealthError:
-        return False
+        state = ask_health(address, _PORT_TIMEOUT_S, shown)
+    except HealthError as error:
+        return str(error)
+    return "" if state == "SERVING" else f"it says {state}"
 
 
 def _orchestrator(address: str, shown: Credentials) -> Iterator[Finding]:

@@ -86,19 +86,23 @@ def _check_directory(directory: Path, needed: int) -> Finding:
     return ok("models directory", text)
 
 
-def check_ports(first: int, is_serving: Callable[[str], bool]) -> list[Finding]:
-    """The three services' ports on this machine; `is_serving`: whether a service answers for its health there."""
+def check_ports(first: int, why_not_serving: Callable[[str], str]) -> list[Finding]:
+    """The three services' ports on this machine; `why_not_serving`: empty when a healthy service answers there."""
     findings = []
     for service, port in zip(("orchestrator", "target", "draft"), range(first, first + 3), strict=True):
-        address = f"127.0.0.1:{port}"
         subject = f"port {port}"
         if is_port_free(port):
             findings.append(ok(subject, f"free for the {service}"))
-        elif is_serving(address):
-            findings.append(ok(subject, "a service runs here and says that it is healthy"))
+        elif why_not := why_not_serving(f"127.0.0.1:{port}"):
+            advice = (
+                f"if the {service} runs here with TLS, give the --tls- options that it is called by; if something else "
+                f"does, start the {service} with another --address, or `tandem up` with another --port"
+            )
+            findings.append(
+                warning(subject, f"taken, and no healthy service answers these options: {why_not}", advice)
+            )
         else:
-            advice = f"start the {service} with another --address, or `tandem up` with another --port"
-            findings.append(warning(subject, "taken by something that is no healthy service", advice))
+            findings.append(ok(subject, "a service runs here and says that it is healthy"))
     return findings
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from dataclasses import dataclass
 
 import grpc
 
@@ -14,6 +15,7 @@ from tandem.serving.channels import (
     parse_address,
     why_not_connected,
 )
+from tandem.serving.handshakes import certificate_problem
 from tandem.serving.pem import CredentialsError, WatchedFiles, check_pair, read_authorities, read_pair
 
 _log = logging.getLogger(__name__)
@@ -26,7 +28,16 @@ _UNKNOWN_AUTHORITY = (
     "self signed certificate",
     "self-signed certificate",
 )
+_REFUSED = "Connection refused"
 _CLOSED = re.compile(r"Socket closed|Connection reset|Broken pipe|End of TCP stream", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class NoConnection:
+    """Why there is none."""
+
+    cause: str
+    is_lasting: bool = False  # until somebody changes certificates or options
 
 
 class Dialer:
@@ -81,13 +92,21 @@ class Dialer:
         self.check(address)
         return open_blocking_channel(address, self._max_message_bytes, self._tls, self._credentials.tls_server_name)
 
-    def why_not_connected(self, details: str) -> str | None:
-        """The cause, from gRPC's words about a connection that could not be made; None when they are about others."""
-        cause = why_not_connected(details)
-        return None if cause is None else self._in_words(cause)
+    def why_not_connected(self, address: str, details: str) -> NoConnection | None:
+        """Why `address` cannot be called, from gRPC's words about it; None when they are about something else.
 
-    def _in_words(self, cause: str) -> str:
-        """What a failed connection's cause says of certificates; other causes as they are."""
+        May take up to a second where `address` is localhost.
+        """
+        cause = why_not_connected(details)
+        if cause is None:
+            return None
+        if self._tls is not None and _REFUSED in cause:
+            cause = certificate_problem(address, self._credentials) or cause
+        problem = self._certificate_problem(cause)
+        return NoConnection(self._in_words(cause)) if problem is None else NoConnection(problem, is_lasting=True)
+
+    def _certificate_problem(self, cause: str) -> str | None:
+        """What a failed connection's cause says of the server's certificate, or that it has none."""
         credentials = self._credentials
         problem = _CERTIFICATE_PROBLEM.search(cause)
         if problem is not None and problem["reason"] in _UNKNOWN_AUTHORITY:
@@ -101,6 +120,11 @@ class Dialer:
             return f"the server's certificate is not for {wanted}; --tls-server-name says which name it has"
         if "WRONG_VERSION_NUMBER" in cause:
             return "it does not speak TLS, and --tls-ca asks for that"
+        return None
+
+    def _in_words(self, cause: str) -> str:
+        """What a connection that was closed may mean; other causes as they are."""
+        credentials = self._credentials
         if not _CLOSED.search(cause):
             return cause
         if self._tls is None:

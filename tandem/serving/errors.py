@@ -38,7 +38,7 @@ class ServiceError(Exception):
 def status_of(error: BaseException, context: _Context) -> grpc.StatusCode:
     """What a call whose handler raised this ends with; ask in the call's own task.
 
-    A cancellation that nobody asked that task for is a bug.
+    A cancellation that nobody asked that task for is a bug; who else than the client asks says why in the context.
     """
     if isinstance(error, InvalidArgumentError):
         return grpc.StatusCode.INVALID_ARGUMENT
@@ -48,6 +48,8 @@ def status_of(error: BaseException, context: _Context) -> grpc.StatusCode:
     is_asked_for = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling()
     if not (is_asked_for or isinstance(error, GeneratorExit)):
         return grpc.StatusCode.INTERNAL
+    if context.code():
+        return grpc.StatusCode.UNAVAILABLE
     return grpc.StatusCode.DEADLINE_EXCEEDED if context.time_remaining() == 0 else grpc.StatusCode.CANCELLED
 
 
@@ -73,6 +75,14 @@ class LifecycleInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, stall_s: float = STALL_S) -> None:
         """`stall_s`: how long a message may wait for a client that takes nothing."""
         self._stall_s = stall_s
+        self._running: dict[asyncio.Task[Any], _Context] = {}
+
+    def cut_off(self, why: str) -> None:
+        """End every call that runs with UNAVAILABLE, so that its client can go on elsewhere."""
+        for task, context in self._running.items():
+            context.set_code(grpc.StatusCode.UNAVAILABLE)
+            context.set_details(why)
+            task.cancel()
 
     async def intercept_service(
         self,
@@ -96,7 +106,7 @@ class LifecycleInterceptor(grpc.aio.ServerInterceptor):
             )
         if handler.unary_stream is not None:
             return grpc.unary_stream_rpc_method_handler(self._streaming(handler.unary_stream, method), **codecs)
-        return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary, method), **codecs)
+        return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary, method), **codecs)
 
     def _streaming(self, handler: Callable[[Any, _Context], AsyncIterator[Any]], method: str) -> Any:
         stalled = f"the client took nothing of what waited for it for {self._stall_s:g} s"
@@ -116,9 +126,51 @@ class LifecycleInterceptor(grpc.aio.ServerInterceptor):
                     except StalledError:
                         raise ServiceError(grpc.StatusCode.ABORTED, stalled) from None
 
-            await _guarded(write_all(), context, method)
+            await self._guarded(write_all(), context, method)
 
         return run
+
+    def _unary(self, handler: Callable[[Any, _Context], Awaitable[Any]], method: str) -> Any:
+        async def run(request: Any, context: _Context) -> Any:
+            async def answer() -> Any:
+                return await handler(_read(request), context)
+
+            return await self._guarded(answer(), context, method)
+
+        return run
+
+    async def _guarded(self, work: Awaitable[Any], context: _Context, method: str) -> Any:
+        """Await `work`; end the call with the status its error stands for, and one line in the log."""
+        try:
+            return await self._may_be_cut_off(work, context)
+        except grpc.aio.AbortError:
+            raise
+        except grpc.aio.BaseError:  # a write to a client that is gone
+            _log.info("the client went away", extra=ended(method, grpc.StatusCode.CANCELLED))
+        except asyncio.CancelledError as error:
+            status = status_of(error, context)
+            if status is grpc.StatusCode.INTERNAL:
+                await _abort(context, method, status, "internal error", error)
+                return None
+            if status is grpc.StatusCode.UNAVAILABLE:
+                await _abort(context, method, status, str(context.details()), error)
+                return None
+            _log.info("ended by the client", extra=ended(method, status))
+            raise  # grpc must see the cancellation
+        except (InvalidArgumentError, ServiceError) as error:
+            await _abort(context, method, status_of(error, context), str(error), error)
+        except Exception as error:  # noqa: BLE001 - the last line of defence: a bug must not leak its text nor stop the server
+            await _abort(context, method, grpc.StatusCode.INTERNAL, "internal error", error)
+
+    async def _may_be_cut_off(self, work: Awaitable[Any], context: _Context) -> Any:
+        """Await `work`, which `cut_off` may cancel."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._running[task] = context
+        try:
+            return await work
+        finally:
+            del self._running[task]
 
 
 def _forgiving(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -147,37 +199,6 @@ async def _all_read(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         yield _read(request)
 
 
-def _unary(handler: Callable[[Any, _Context], Awaitable[Any]], method: str) -> Any:
-    async def run(request: Any, context: _Context) -> Any:
-        async def answer() -> Any:
-            return await handler(_read(request), context)
-
-        return await _guarded(answer(), context, method)
-
-    return run
-
-
-async def _guarded(work: Awaitable[Any], context: _Context, method: str) -> Any:
-    """Await `work`; end the call with the status its error stands for, and one line in the log."""
-    try:
-        return await work
-    except grpc.aio.AbortError:
-        raise
-    except grpc.aio.BaseError:  # a write to a client that is gone
-        _log.info("the client went away", extra=_ended(method, grpc.StatusCode.CANCELLED))
-    except asyncio.CancelledError as error:
-        status = status_of(error, context)
-        if status is grpc.StatusCode.INTERNAL:
-            await _abort(context, method, status, "internal error", error)
-            return None
-        _log.info("ended by the client", extra=_ended(method, status))
-        raise  # grpc must see the cancellation
-    except (InvalidArgumentError, ServiceError) as error:
-        await _abort(context, method, status_of(error, context), str(error), error)
-    except Exception as error:  # noqa: BLE001 - the last line of defence: a bug must not leak its text nor stop the server
-        await _abort(context, method, grpc.StatusCode.INTERNAL, "internal error", error)
-
-
 async def _abort(context: _Context, method: str, code: grpc.StatusCode, details: str, error: BaseException) -> None:
     """End the call with a status. A client that has gone, as at its deadline, is no error of the server."""
     is_bug = code is grpc.StatusCode.INTERNAL
@@ -192,11 +213,11 @@ async def _abort(context: _Context, method: str, code: grpc.StatusCode, details:
         level, message = logging.INFO, "the client went away before it could be told: %s"
     finally:  # the client may have the status, and its connection be closed, before this task goes on
         _log.log(
-            level, message, details, exc_info=error if level == logging.ERROR else None, extra=_ended(method, code)
+            level, message, details, exc_info=error if level == logging.ERROR else None, extra=ended(method, code)
         )
 
 
-def _ended(method: str, code: grpc.StatusCode) -> dict[str, str]:
+def ended(method: str, code: grpc.StatusCode) -> dict[str, str]:
     """What the line about a call's end says besides its request."""
     return {"method": method, "status": code.name}
 

@@ -26,6 +26,7 @@ from tandem.serving.stalls import STALL_S
 _log = logging.getLogger(__name__)
 
 _HEALTH_EVERY_S = 0.5
+_LAST_WORDS_S = 1.0  # for the status of calls that are cut off; a client that takes nothing misses it
 
 
 class PortInUseError(Exception):
@@ -106,6 +107,17 @@ async def _tell_health(
         await asyncio.sleep(_HEALTH_EVERY_S)
 
 
+async def _stop(server: grpc.aio.Server, lifecycle: LifecycleInterceptor, grace_s: float) -> None:
+    """Listen no more; return once every call has ended, or was cut off after the grace."""
+    stopped = asyncio.create_task(server.stop(grace_s + _LAST_WORDS_S))
+    await asyncio.wait({stopped}, timeout=grace_s)
+    if not stopped.done():
+        lifecycle.cut_off(
+            f"the service is shutting down, and cut off what still ran after the {grace_s:g} s of --grace"
+        )
+    await stopped
+
+
 async def run_server(
     settings: ServerSettings,
     register: Callable[[grpc.aio.Server], None],
@@ -130,8 +142,9 @@ async def run_server(
         raise FileNotFoundError(
             f"--ready-file {settings.ready_file}: there is no folder {settings.ready_file.parent}"
         )
+    lifecycle = LifecycleInterceptor(settings.stall_s)
     server = grpc.aio.server(
-        interceptors=[LifecycleInterceptor(settings.stall_s), *interceptors],
+        interceptors=[lifecycle, *interceptors],
         options=server_options(settings.max_message_bytes),
     )
     health = health_aio.HealthServicer()
@@ -159,5 +172,5 @@ async def run_server(
         await health.enter_graceful_shutdown()
         if on_drain is not None:
             await on_drain()
-        await server.stop(settings.grace_s)
+        await _stop(server, lifecycle, settings.grace_s)
         _log.info("stopped %s", settings.service_name)

@@ -39,7 +39,7 @@ def _state(path: Path) -> tuple[int, int, int] | None:
 
 def read_authorities(option: str, path: Path) -> bytes:
     """The certificates in the file, one at least; CredentialsError otherwise."""
-    content = read_file(option, path)
+    content = read_regular_file(option, path)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
     except ssl.SSLError as error:
@@ -50,7 +50,7 @@ def read_authorities(option: str, path: Path) -> bytes:
 def read_pair(cert_option: str, cert: Path, key_option: str, key: Path) -> tuple[bytes, bytes]:
     """A certificate (with those between it and its authority, if any) and its key; CredentialsError otherwise."""
     cert_content = read_authorities(cert_option, cert)
-    key_content = read_file(key_option, key)
+    key_content = read_regular_file(key_option, key)
     asked: list[bool] = []  # for a passphrase, which nobody is there to type
 
     def no_passphrase() -> str:
@@ -85,6 +85,15 @@ def read_file(option: str, path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise CredentialsError(f"{option} {path}: cannot be read: {error.strerror}") from error
+
+
+def read_regular_file(option: str, path: Path) -> bytes:
+    """`read_file` of what is there to be read again; a pipe would keep whoever reads it waiting."""
+    if path.exists() and not (
+        path.is_file() or path.is_dir()
+    ):  # through links; a folder cannot be read, and says so
+        raise CredentialsError(f"{option} {path}: is not a regular file, such as can be read again")
+    return read_file(option, path)
 
 
 def warn_if_readable_by_others(option: str, path: Path) -> None:

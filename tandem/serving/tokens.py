@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.serving.pem import CredentialsError, WatchedFiles, read_file, warn_if_readable_by_others
+from tandem.serving.pem import CredentialsError, WatchedFiles, read_regular_file, warn_if_readable_by_others
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class TokensFile:
 
     def _read(self) -> tuple[_Entry, ...]:
         try:
-            lines = read_file(_OPTION, self._path).decode().splitlines()
+            lines = read_regular_file(_OPTION, self._path).decode().splitlines()
         except UnicodeDecodeError as error:
             raise CredentialsError(f"{_OPTION} {self._path}: is not UTF-8 text") from error
         warn_if_readable_by_others(_OPTION, self._path)

@@ -1,6 +1,7 @@
 """Connections that must not be: each is refused as UNAVAILABLE, and the client says what is wrong."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tandem.client import Credentials, SyncTandemClient, TandemClient, UnavailableError
+from tandem.client_resume import Patience
+from tandem.serving.dialer import Dialer, NoConnection
 from tandem.serving.server_tls import ServerTls, read_server_tls
 from tests.certificates import Authority, Pair
 from tests.client.scripted_server import FULL, ScriptedServicer, serving
@@ -45,22 +48,22 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates(ours, others, ours.issue("server"), ours.issue("client"))
 
 
-async def text_of(tls: ServerTls | None, credentials: Credentials | None, kind: str) -> str:
+async def text_of(tls: ServerTls | None, credentials: Credentials | None, kind: str, resume: bool) -> str:
     """What one call by the async or the sync client brings."""
     async with serving(ScriptedServicer(FULL), tls) as address:
         if kind == "async":
-            async with TandemClient(address, credentials=credentials) as client:
+            async with TandemClient(address, resume, credentials) as client:
                 return (await client.complete("hi", timeout=20)).text
 
         def call() -> str:
-            with SyncTandemClient(address, credentials=credentials) as client:
+            with SyncTandemClient(address, resume, credentials) as client:
                 return client.complete("hi", timeout=20).text
 
         return await asyncio.to_thread(call)
 
 
-def outcome(tls: ServerTls | None, credentials: Credentials | None, kind: str) -> str:
-    return asyncio.run(asyncio.wait_for(text_of(tls, credentials, kind), 60))
+def outcome(tls: ServerTls | None, credentials: Credentials | None, kind: str, resume: bool = False) -> str:
+    return asyncio.run(asyncio.wait_for(text_of(tls, credentials, kind, resume), 60))
 
 
 Choice = Callable[[Certificates], tuple[ServerTls | None, Credentials | None]]
@@ -133,3 +136,71 @@ def test_certificates_that_do_not_fit_are_refused_and_the_client_says_why(
         outcome(*choice(certificates), kind)
     assert caught.value.code == "UNAVAILABLE"
     assert "no Tandem service answers at 127.0.0.1:" in caught.value.message
+
+
+LASTING = [name for name in REFUSED if "server certificate" in name or name == "TLS to clear text"]
+
+
+@BOTH
+@pytest.mark.parametrize("name", LASTING)
+def test_what_no_wait_makes_right_is_refused_at_once_by_a_client_that_goes_on_by_itself(
+    certificates: Certificates, name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Patience, "wait_s", lambda *_: pytest.fail("it waits"))
+    choice, message = REFUSED[name]
+    with pytest.raises(UnavailableError, match=message) as caught:
+        outcome(*choice(certificates), kind, resume=True)
+    assert caught.value.is_lasting
+
+
+def test_a_certificate_that_is_refused_at_one_address_does_not_keep_a_client_from_the_next(
+    certificates: Certificates,
+) -> None:
+    async def scenario() -> str:
+        impostor = certificates.tls(certificates.others.issue("impostor"))
+        async with (
+            serving(ScriptedServicer(FULL), impostor) as wrong,
+            serving(ScriptedServicer(FULL), certificates.tls()) as right,
+            TandemClient(f"{wrong},{right}", True, Credentials(certificates.ours.ca)) as client,
+        ):
+            return (await client.complete("hi", timeout=20)).text
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 60)) == "abc"
+
+
+@pytest.mark.parametrize(
+    "choice", [REFUSED[name] for name in REFUSED if "server cert" in name], ids=lambda one: one[1]
+)
+def test_at_localhost_the_certificate_is_named_although_its_other_address_is_the_last_to_refuse(
+    certificates: Certificates, choice: tuple[Choice, str]
+) -> None:
+    async def scenario() -> NoConnection | None:
+        tls, credentials = choice[0](certificates)
+        async with serving(ScriptedServicer(FULL), tls) as address:
+            port = address.rpartition(":")[2]
+            refused = (
+                f"failed to connect to all addresses; last error: UNKNOWN: ipv6:%5B::1%5D:{port}: Failed to connect to "
+                "remote host: Connection refused"
+            )
+            dialer = Dialer(credentials)
+            assert dialer.why_not_connected(address, refused) == NoConnection("Connection refused")
+            return await asyncio.to_thread(dialer.why_not_connected, f"localhost:{port}", refused)
+
+    found = asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert found is not None
+    assert found.is_lasting
+    assert re.search(choice[1], found.cause)
+
+
+def test_at_localhost_what_is_not_there_and_what_is_believed_is_refused_as_grpc_says(
+    certificates: Certificates,
+) -> None:
+    async def scenario() -> None:
+        dialer = Dialer(Credentials(certificates.ours.ca))
+        refused = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused"
+        async with serving(ScriptedServicer(FULL), certificates.tls()) as address:
+            for port in (address.rpartition(":")[2], "1"):
+                found = await asyncio.to_thread(dialer.why_not_connected, f"localhost:{port}", refused)
+                assert found == NoConnection("Connection refused")
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))

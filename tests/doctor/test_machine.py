@@ -1,5 +1,6 @@
 """What a machine gives, from files that say it; and whether that is enough."""
 
+import asyncio
 import json
 import socket
 import struct
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tandem.credentials import Credentials
+from tandem.doctor.command import why_not_serving
 from tandem.doctor.findings import Finding, Level, exit_code, ok, problem, warning
 from tandem.doctor.machine import Machine, read_machine
 from tandem.doctor.machine_checks import (
@@ -21,6 +24,9 @@ from tandem.doctor.machine_checks import (
 from tandem.doctor.model_size import ModelSizeError, num_weights
 from tandem.doctor.packages import check_packages, check_python
 from tandem.doctor.torch_facts import TorchFacts, TorchProbeError, ask_torch
+from tandem.serving.server_tls import ServerTls
+from tests.certificates import Authority
+from tests.client.scripted_server import FULL, ScriptedServicer, serving
 
 GIB = 1 << 30
 
@@ -187,11 +193,33 @@ def test_a_taken_port_is_fine_when_a_service_is_healthy_there() -> None:
         port = taken.getsockname()[1]
         assert not is_port_free(port)
         asked: list[str] = []
-        for is_serving, level in ((True, Level.OK), (False, Level.WARNING)):
-            finding = check_ports(port, lambda address, answer=is_serving: asked.append(address) or answer)[0]  # type: ignore[func-returns-value, misc]
+        for why_not, level in (("", Level.OK), ("it says NOT_SERVING", Level.WARNING)):
+            finding = check_ports(port, lambda address, answer=why_not: asked.append(address) or answer)[0]  # type: ignore[func-returns-value, misc]
             assert finding.level is level
+            assert why_not in finding.text
         assert asked[0] == f"127.0.0.1:{port}"
     assert is_port_free(port)
+
+
+def test_a_port_with_tls_is_asked_with_tls_and_not_said_to_be_somebody_elses(tmp_path: Path) -> None:
+    inside, edge = Authority(tmp_path, "inside"), Authority(tmp_path, "edge")
+    pair = inside.issue("target")
+
+    async def finding(shown: Credentials) -> Finding:
+        tls = ServerTls(pair.cert, pair.key, inside.ca)
+        async with serving(ScriptedServicer(FULL), tls) as address:
+            port = int(address.rpartition(":")[2])
+            return (await asyncio.to_thread(check_ports, port, lambda one: why_not_serving(one, shown)))[0]
+
+    for shown, why in (
+        (Credentials(), "as a service with TLS does; --tls-ca asks for that"),
+        (Credentials(edge.ca), "certificate is not signed by an authority of --tls-ca"),
+        (Credentials(inside.ca), "it may want a client certificate, --tls-client-cert"),
+    ):
+        found = asyncio.run(asyncio.wait_for(finding(shown), 60))
+        assert found.level is Level.WARNING
+        assert why in found.text
+        assert "runs here with TLS, give the --tls- options that it is called by" in found.advice
 
 
 def test_packages_are_held_against_what_this_build_says_it_needs() -> None:

@@ -66,8 +66,10 @@ async def exit_code(*services: ServiceProcess) -> list[int]:
     return list(await asyncio.gather(*(asyncio.to_thread(one.process.wait, HANG_S) for one in services)))
 
 
-async def streamed(generations: Sequence[Generation], event: Callable[[], Awaitable[None]]) -> None:
-    """All of them to their ends, or to that of their call, with the event once each has its third chunk."""
+async def streamed(
+    generations: Sequence[Generation], event: Callable[[], Awaitable[None]]
+) -> list[UnavailableError | None]:
+    """All of them to their ends, with the event once each has its third chunk -> what ended each before its end."""
     num_begun, all_begun = 0, asyncio.Event()
 
     async def read(generation: Generation) -> None:
@@ -84,10 +86,15 @@ async def streamed(generations: Sequence[Generation], event: Callable[[], Awaita
         await all_begun.wait()
         await event()
 
-    results = await asyncio.gather(strike(), *map(read, generations), return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException) and not isinstance(result, UnavailableError):
-            raise result
+    async def cut_off(generation: Generation) -> UnavailableError | None:
+        try:
+            await read(generation)
+        except UnavailableError as error:
+            return error
+        return None
+
+    _, *errors = await asyncio.gather(strike(), *map(cut_off, generations))
+    return errors
 
 
 async def called_until_refused(client: TandemClient) -> None:
@@ -120,7 +127,7 @@ def test_an_orchestrator_ends_once_its_answers_have_and_takes_no_new_ones(
                 assert max(len(generation.token_ids) for generation in generations) < OPTIONS["max_tokens"]
 
             generations = [client.generate("abc", seed=seed, **OPTIONS) for seed in SEEDS]
-            await streamed(generations, end)
+            assert await streamed(generations, end) == [None] * len(generations)
             assert [generation.result.token_ids for generation in generations] == expected
         assert await exit_code(leaving) == [0]
 
@@ -154,7 +161,7 @@ def test_answers_leave_a_target_and_a_draft_service_that_end(
                 assert await exit_code(*leaving) == [0, 0]
                 assert min(len(generation.token_ids) for generation in generations) < OPTIONS["max_tokens"]
 
-            await streamed(generations, end)
+            assert await streamed(generations, end) == [None] * len(generations)
             assert [generation.result.token_ids for generation in generations] == expected
             assert sum(generation.result.speculation.num_reopens for generation in generations) >= 2
 
@@ -177,11 +184,14 @@ def test_answers_that_outlast_the_grace_are_cut_off_as_unavailable_and_go_on_els
                 leaving.process.send_signal(signal.SIGTERM)
                 assert await exit_code(leaving) == [0]
 
-            await streamed(generations, end)
-            for seed, generation in enumerate(generations):
+            errors = await streamed(generations, end)
+            for seed, (generation, error) in enumerate(zip(generations, errors, strict=True)):
                 if seed % 2:
+                    assert error is None
                     assert (generation.result.token_ids, generation.num_resumes) == (expected[seed], 1)
                 else:
+                    assert "shutting down" in str(error)
+                    assert f"the {SHORT_GRACE} s of --grace" in str(error)
                     had = generation.token_ids
                     assert 0 < len(had) < len(expected[seed])
                     assert had == expected[seed][: len(had)]

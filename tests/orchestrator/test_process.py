@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from orchestrator.__main__ import main
+from orchestrator.server import SERVICE_NAME
 from tandem.client import TandemClient
+from tandem.serving.channels import open_channel
 from tests.orchestrator.fakes import until
 from tests.orchestrator.services import TargetReplica, replicas, self_draft, toy_engine
 
@@ -44,6 +47,40 @@ def test_it_serves_between_its_ready_file_and_sigterm(tmp_path: Path) -> None:
                 await process.communicate()
             assert process.returncode == 0
             await until(lambda: target.num_sessions == draft.num_sessions == 0)
+
+    run(scenario())
+
+
+def test_without_a_target_it_stays_serving_and_what_is_asked_meanwhile_waits_for_one(tmp_path: Path) -> None:
+    """Health is what probes restart it by and take it out of turn for, and a target that is gone ends in neither."""
+    ready_file = tmp_path / "ready"
+
+    async def scenario() -> None:
+        async with replicas(None) as (target, _):
+            process = await start(
+                *("--address", "127.0.0.1:0", "--target", target.address, "--toy-vocab", "64"),
+                *("--ready-file", str(ready_file)),
+            )
+            try:
+                await until(ready_file.exists)
+                address = ready_file.read_text().strip()
+                async with TandemClient(address) as client, open_channel(address) as channel:
+                    await target.stop()
+                    while (await client.info()).targets[0].is_connected:
+                        await asyncio.sleep(0.02)
+                    asked = asyncio.create_task(client.complete("abc", max_tokens=4, ignore_eos=True))
+                    while not (await client.info()).num_running_requests:
+                        await asyncio.sleep(0.02)
+                    await asyncio.sleep(1.2)  # the state is looked at twice a second
+                    health: Any = health_pb2_grpc.HealthStub(channel)
+                    for name in ("", SERVICE_NAME):
+                        state = await health.Check(health_pb2.HealthCheckRequest(service=name))
+                        assert state.status == health_pb2.HealthCheckResponse.SERVING
+                    await target.start()
+                    assert (await asked).num_completion_tokens == 4
+            finally:
+                process.send_signal(signal.SIGTERM)
+                await process.communicate()
 
     run(scenario())
 

@@ -101,6 +101,25 @@ async def answer(future: "asyncio.Future[pb.VerifyResult]") -> pb.VerifyResult:
     return future.result()
 
 
+def test_each_connection_and_each_loss_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> str:
+        target = FakeTarget()
+        async with linked(target) as link:
+            await link.wait_checked(10)
+            target.hang_up()
+            await until(lambda: link.generation == 2)
+            return link.address
+
+    with caplog.at_level("INFO"):
+        address = asyncio.run(scenario())
+    lines = [(one.levelname, one.getMessage()) for one in caplog.records if one.name == "orchestrator.replica_link"]
+    assert lines == [
+        ("INFO", f"target service at {address} is connected"),
+        ("WARNING", f"target service at {address} is lost: the stream was ended by the other side"),
+        ("INFO", f"target service at {address} is connected again"),
+    ]
+
+
 def test_items_of_one_turn_travel_in_one_message_and_each_gets_its_own_answer() -> None:
     async def scenario() -> None:
         target = FakeTarget()

@@ -97,7 +97,7 @@ def test_each_of_several_answers_goes_on_from_its_own_place() -> None:
 @pytest.mark.parametrize(
     ("resume", "options", "message"),
     [
-        ([pb.ResumedAnswer(token_ids=[64])], {}, r"resume\[0\].token_ids: 64 is outside \[0, 63\]"),
+        ([pb.ResumedAnswer(token_ids=[64])], {}, r"resume\[0\].token_ids\[0\]: 64 is outside \[0, 63\]"),
         ([pb.ResumedAnswer(token_ids=[1] * 5)], {"max_tokens": 4}, "5 tokens are more than the 4 of max_tokens"),
         ([pb.ResumedAnswer(sample_index=1)], {}, "1 is not one of 0..0, each once"),
         (
@@ -106,6 +106,21 @@ def test_each_of_several_answers_goes_on_from_its_own_place() -> None:
             r"resume\[1\].sample_index: 0 is not one of 0..0, each once",
         ),
         ([pb.ResumedAnswer(token_ids=[1])], {"seed": None}, "needs sampling.seed"),
+        (
+            [pb.ResumedAnswer(token_ids=[5, 7])],
+            {"allowed_token_ids": [5, 6]},
+            r"resume\[0\].token_ids\[1\]: token 7 is not one of sampling.allowed_token_ids",
+        ),
+        (
+            [pb.ResumedAnswer(token_ids=[5, 7])],
+            {"bad_token_ids": [7]},
+            r"resume\[0\].token_ids\[1\]: token 7 is one of sampling.bad_token_ids",
+        ),
+        (
+            [pb.ResumedAnswer(token_ids=[5, 7])],
+            {"min_tokens": 2, "stop_token_ids": [7]},
+            r"resume\[0\].token_ids\[1\]: token 7 ends an answer, and this one has at least 2 \(min_tokens\)",
+        ),
     ],
 )
 def test_what_no_answer_can_have_is_refused(
@@ -116,6 +131,21 @@ def test_what_no_answer_can_have_is_refused(
     request.numerics = OFFER.model.numerics
     with pytest.raises(InvalidArgumentError, match=message):
         check_request(request, OFFER)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"allowed_token_ids": [5, 7]},
+        {"min_tokens": 1, "stop_token_ids": [7]},
+        {"logit_bias": {7: -100.0}},  # unlikely, and not forbidden
+    ],
+)
+def test_what_an_answer_can_have_is_taken(options: dict[str, Any]) -> None:
+    request = build_request("abc", seed=1, max_tokens=8, **options)
+    request.resume.add(token_ids=[5, 7])
+    request.numerics = OFFER.model.numerics
+    assert check_request(request, OFFER).resumed == {0: (5, 7)}
 
 
 def test_an_answer_is_not_resumed_without_the_name_of_what_computed_it_nor_where_something_else_computes() -> None:

@@ -19,7 +19,7 @@ from tandem.serving.server_tls import ServerTls
 from tandem.target.v1 import target_pb2_grpc
 from tests.certificates import Authority, Pair, Renewed
 from tests.orchestrator.fakes import until
-from tests.orchestrator.test_replica_link import FakeTarget
+from tests.orchestrator.test_replica_link import FakeTarget, answer, item
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
@@ -105,5 +105,22 @@ def test_a_link_that_is_made_again_shows_and_believes_what_its_files_say_by_then
         async with serving(FakeTarget(), files.pair, files.ca, address):
             await until(lambda: link.generation == 2 and link.is_up)
         await link.close()
+
+    run(scenario())
+
+
+def test_a_link_that_stands_is_left_alone_when_its_files_change(tmp_path: Path) -> None:
+    files, target = Renewed(tmp_path), FakeTarget()
+
+    async def scenario() -> None:
+        async with serving(target, files.pair, files.ca) as address, linked(address, Dialer(files.own)) as link:
+            await link.wait_checked(20)
+            await answer(link.request(item(1)))
+            files.say(files.new)
+            await answer(link.request(item(2)))
+            assert link.generation == target.num_streams == 1
+            target.hang_up()
+            await until(lambda: link.generation == 2)
+            assert (await answer(link.request(item(3)))).stamp.round == 3
 
     run(scenario())

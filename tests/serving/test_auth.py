@@ -1,6 +1,7 @@
 """Calls with and without tokens: who gets in, what the others are told, and whose name the log has."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from tandem.client import Credentials, SyncTandemClient, TandemClient, TandemErr
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.serving.auth import TokenInterceptor
 from tandem.serving.channels import open_channel
-from tandem.serving.logs import TextFormatter
+from tandem.serving.logs import JsonFormatter, TextFormatter
 from tandem.serving.tokens import TokensFile
 from tests.client.scripted_server import FULL, ScriptedServicer, serving
 
@@ -96,6 +97,8 @@ def test_every_other_call_is_unauthenticated_and_nothing_of_it_runs(
         run(scenario())
     assert caplog.text.count("refused /tandem.orchestrator.v1.OrchestratorService/Generate of ipv4:127.0.0.1:") == 2
     assert caplog.text.count("refused /tandem.orchestrator.v1.OrchestratorService/GetInfo of ipv4:127.0.0.1:") == 2
+    told = [(one.status, one.levelname) for one in caplog.records if hasattr(one, "status")]
+    assert told == [("UNAUTHENTICATED", "WARNING")] * 4
     assert not [secret for secret in (SHOP, OLD, STRANGER) if secret in caplog.text]
 
 
@@ -169,3 +172,37 @@ def test_what_is_logged_of_a_call_has_the_name_of_its_token_and_nothing_else_has
     lines = {name: next(line for line in caplog.text.splitlines() if f" {name}: " in line) for name in LOGGERS}
     assert ["caller=shop" in lines[name] for name in LOGGERS] == [True, True, False]
     assert SHOP not in caplog.text
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter, JsonFormatter])
+def test_no_token_is_in_any_line_of_any_level_whatever_becomes_of_the_call(
+    formatter: type[logging.Formatter],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "renewed"
+    path.write_text(f"shop {SHOP}\n")
+    interceptor = TokenInterceptor(TokensFile(path))
+    shop, stranger = Credentials(token=SHOP), Credentials(token=STRANGER)
+
+    async def scenario() -> None:
+        for servicer in (ScriptedServicer(FULL), ScriptedServicer(FULL, RuntimeError("a bug"))):
+            async with serving(servicer, interceptors=[interceptor]) as address:
+                for credentials in (shop, stranger):
+                    for call in await calls_of(address, credentials):
+                        with contextlib.suppress(TandemError):
+                            await call()
+                    logging.getLogger("application").debug("%r", credentials)
+        for text in (f"shop {SHOP} never", f"shop {SHOP}\nbatch {SHOP}", f"batch {SHOP}\n# renewed"):
+            path.write_text(text)
+            async with serving(ScriptedServicer(FULL), interceptors=[interceptor]) as address:
+                for call in await calls_of(address, shop):
+                    await call()
+
+    monkeypatch.setattr(caplog.handler, "formatter", formatter("orchestrator"))
+    with caplog.at_level(logging.DEBUG):
+        run(scenario())
+    for told in ("a bug", "not known here", "tokens of before", "read again", "application"):
+        assert told in caplog.text
+    assert not [secret for secret in (SHOP, STRANGER) if secret in caplog.text]

@@ -41,10 +41,10 @@ class Servicer(target_pb2_grpc.TargetServiceServicer):
             self.closed.set()
 
 
-async def started(servicer: Servicer, tmp_path: Path) -> tuple[asyncio.Task[None], str]:
+async def started(servicer: Servicer, tmp_path: Path, grace_s: float = 1.0) -> tuple[asyncio.Task[None], str]:
     """A running server and its address."""
     ready_file = tmp_path / "ready"
-    settings = ServerSettings(NAME, "127.0.0.1:0", 1 << 20, grace_s=1, ready_file=ready_file)
+    settings = ServerSettings(NAME, "127.0.0.1:0", 1 << 20, grace_s=grace_s, ready_file=ready_file)
     task = asyncio.create_task(
         run_server(settings, lambda server: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server))
     )

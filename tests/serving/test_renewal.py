@@ -3,11 +3,14 @@
 import asyncio
 import logging
 import ssl
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tandem.client import Credentials, TandemClient, UnavailableError
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.serving.dialer import Dialer
 from tandem.serving.server_tls import ServerTls
 from tests.certificates import Authority, Renewed
@@ -38,6 +41,38 @@ def test_a_server_shows_and_asks_for_new_certificates_and_keeps_the_connections_
             with pytest.raises(UnavailableError, match="not signed by an authority"):
                 await asked(address, renewed.shown(renewed.old))
             assert (await connected.complete("hi")).text == expected
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_an_answer_that_runs_while_certificates_are_renewed_goes_on_to_its_end(renewed: Renewed) -> None:
+    class Slow(ScriptedServicer):
+        def __init__(self) -> None:
+            super().__init__(FULL)
+            self.may_go_on = asyncio.Event()
+
+        async def Generate(self, request: Any, context: Any) -> AsyncIterator[pb.GenerateResponse]:
+            async for event in super().Generate(request, context):
+                yield event
+                if event.WhichOneof("event") == "chunk":
+                    await self.may_go_on.wait()
+
+    async def scenario() -> None:
+        servicer, tls = Slow(), ServerTls(renewed.pair.cert, renewed.pair.key, renewed.ca)
+        async with (
+            serving(servicer, tls) as address,
+            TandemClient(address, credentials=renewed.shown(renewed.old)) as client,
+        ):
+            generation = client.generate("hi")
+            chunks = aiter(generation)
+            assert (await anext(chunks)).text == "a"
+            renewed.say(renewed.new)
+            with pytest.raises(UnavailableError, match="not signed by an authority"):
+                await asked(address, renewed.shown(renewed.old))
+            servicer.may_go_on.set()
+            assert await asked(address, renewed.shown(renewed.new)) == "abc"
+            assert [chunk.text async for chunk in chunks] == ["bc"]
+            assert generation.result.text == "abc"
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
 

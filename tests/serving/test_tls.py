@@ -1,6 +1,7 @@
 """TLS files: what cannot be used is refused when a service or a client is made, by option and file."""
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -51,13 +52,16 @@ def test_half_of_a_pair_is_refused_and_both_options_are_named(authority: Authori
 def test_files_that_are_not_there_or_hold_something_else_are_refused_by_option_and_name(
     authority: Authority, pair: Pair, tmp_path: Path
 ) -> None:
-    missing, text = tmp_path / "missing", tmp_path / "text"
+    missing, text, pipe = tmp_path / "missing", tmp_path / "text", tmp_path / "pipe"
+    os.mkfifo(pipe)
     text.write_text("hello")
     cases = [
         ((missing, pair.key, None), f"--tls-cert {missing}: cannot be read: No such file"),
         ((pair.cert, missing, None), f"--tls-key {missing}: cannot be read: No such file"),
         ((pair.cert, pair.key, missing), f"--tls-client-ca {missing}: cannot be read: No such file"),
         ((pair.cert, tmp_path, None), f"--tls-key {tmp_path}: cannot be read: Is a directory"),
+        ((pipe, pair.key, None), f"--tls-cert {pipe}: is not a regular file"),
+        ((pair.cert, pipe, None), f"--tls-key {pipe}: is not a regular file"),
         ((text, pair.key, None), f"--tls-cert {text}: holds no certificate"),
         ((pair.cert, text, None), f"--tls-key {text}: holds no private key"),
         ((pair.cert, pair.cert, None), f"--tls-key {pair.cert}: holds no private key"),

@@ -3,6 +3,8 @@
 import datetime
 import logging
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -90,6 +92,51 @@ def test_a_file_that_cannot_be_read_is_refused_at_start(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     with pytest.raises(CredentialsError, match=rf"--tokens-file {tmp_path}/bytes: is not UTF-8 text"):
         TokensFile(tmp_path / "bytes")
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Iterator[Path]:
+    """One that nobody writes to: whoever opens it waits, until an alarm fails the test."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits"))
+    signal.alarm(20)
+    yield path
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_a_pipe_or_a_device_is_refused_at_start(tmp_path: Path, pipe: Path) -> None:
+    (tmp_path / "link").symlink_to(pipe)
+    for path in (pipe, tmp_path / "link", Path("/dev/null")):
+        with pytest.raises(CredentialsError, match=rf"--tokens-file {path}: is not a regular file"):
+            TokensFile(path)
+    with pytest.raises(CredentialsError, match=rf"--tokens-file {tmp_path}: cannot be read: Is a directory"):
+        TokensFile(tmp_path)
+
+
+def test_a_pipe_in_place_of_the_file_keeps_nobody_waiting(
+    tmp_path: Path, pipe: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = tokens_of(tmp_path, f"shop {ALPHA}")
+    os.replace(pipe, tmp_path / "tokens")
+    assert tokens.name_of(ALPHA) == "shop"
+    assert f"--tokens-file {tmp_path}/tokens: is not a regular file" in caplog.text
+    assert "the 1 tokens of before still hold" in caplog.text
+
+
+def test_a_mounted_secret_is_read_through_its_links_and_again_when_they_change(tmp_path: Path) -> None:
+    """As in Kubernetes: the file links into ..data, which links to a folder and is replaced by a link to another."""
+    for number, token in enumerate((ALPHA, BETA)):
+        (tmp_path / f"..{number}").mkdir()
+        written(tmp_path / f"..{number}" / "tokens", f"shop {token}")
+    (tmp_path / "..data").symlink_to("..0")
+    (tmp_path / "tokens").symlink_to(Path("..data", "tokens"))
+    tokens = TokensFile(tmp_path / "tokens")
+    assert tokens.name_of(ALPHA) == "shop"
+    (tmp_path / "..new").symlink_to("..1")
+    os.replace(tmp_path / "..new", tmp_path / "..data")
+    assert tokens.name_of(BETA) == "shop"
 
 
 def test_a_changed_file_holds_from_the_next_call_on(tmp_path: Path) -> None:
