@@ -1,5 +1,19 @@
-"""`python -m tandem` is the `tandem` command."""
+"""The `tandem` command, also as `python -m tandem`."""
 
-from tandem.cli import main
+import signal
 
-main()
+from tandem.interrupts import end_at_interrupt
+
+
+def main() -> None:
+    """The console script. Ctrl-C ends it quietly while it imports, and is the command's own to hear afterwards."""
+    previous = signal.getsignal(signal.SIGINT)
+    end_at_interrupt()
+    from tandem import cli  # takes long enough to be interrupted
+
+    signal.signal(signal.SIGINT, previous)
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,7 @@ import typer
 from tandem import cluster_options, generate_command, models, status_commands
 from tandem.defaults import NUM_DRAFT_TOKENS
 from tandem.doctor.command import doctor
-from tandem.interrupts import termination_as_interrupt
+from tandem.interrupts import INTERRUPTED, termination_as_interrupt
 from tandem.processes import MODULES, LocalCluster, ServiceStartError, require_engine, service_command
 from tandem.serving.channels import AddressError
 from tandem.status_commands import fail
@@ -153,6 +153,8 @@ def up(
 ) -> None:
     """Start the three services, say when they are ready, stop them all at Ctrl-C or SIGTERM.
 
+    That is its end as planned, with exit code 0; before they are ready it is 130.
+
     For other options of one service, start the three by hand with `tandem serve`.
     """
     passed = cluster_options.PassedOptions(
@@ -181,11 +183,13 @@ def up(
         head,
         metrics_address,
     )
+    is_ready = False
     try:
         plan = choice.plan(host, port)
         with termination_as_interrupt(), LocalCluster(plan) as cluster:
             for service, address in cluster.addresses.items():
                 typer.echo(f"{service:<12} {address}")
+            is_ready = True
             typer.echo("ready")
             ended = cluster.wait_for_end()
             raise fail(f"the {ended.service} service ended with exit code {ended.process.returncode}")
@@ -193,12 +197,9 @@ def up(
         raise fail(str(error)) from error
     except KeyboardInterrupt:
         typer.echo("stopped")
+        raise typer.Exit(0 if is_ready else INTERRUPTED) from None
 
 
 def main() -> None:
-    """The console script."""
+    """Do what the command line says."""
     app(prog_name="tandem")
-
-
-if __name__ == "__main__":
-    main()

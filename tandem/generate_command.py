@@ -20,7 +20,7 @@ from tandem.client import (
 from tandem.client_request import build_request
 from tandem.credentials import Credentials
 from tandem.defaults import MAX_TOKENS, NUM_DRAFT_TOKENS, ORCHESTRATOR_ADDRESS
-from tandem.interrupts import termination_as_interrupt
+from tandem.interrupts import INTERRUPTED, termination_as_interrupt
 from tandem.processes import LocalCluster, ServiceStartError
 from tandem.serving.channels import AddressError
 from tandem.serving.pem import CredentialsError
@@ -158,7 +158,7 @@ def generate(
     except (TandemError, ServiceStartError, AddressError, CredentialsError, cluster_options.OptionError) as error:
         raise fail(str(error)) from error
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
     for result in results:
         if n > 1 and (stats or logprobs is not None):
             typer.echo(f"answer {result.sample_index}:", err=True)
