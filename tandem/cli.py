@@ -1,6 +1,7 @@
 """The `tandem` command: up, serve, generate, status, health, doctor, models, bench."""
 
 import importlib.metadata
+import inspect
 import os
 import sys
 from typing import Annotated
@@ -17,7 +18,8 @@ from tandem.status_commands import fail
 
 _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+# Plain: the tables of rich cut the names of options at 80 columns.
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 models_app = typer.Typer(no_args_is_help=True, help="Model files on this machine.")
 bench_app = typer.Typer(no_args_is_help=True, help="Measurements with their method.")
 app.add_typer(models_app, name="models")
@@ -155,7 +157,8 @@ def up(
 
     That is its end as planned, with exit code 0; before they are ready it is 130.
 
-    For other options of one service, start the three by hand with `tandem serve`.
+    Options from --kv-memory on are passed on to the services: `tandem serve SERVICE --help` says their defaults. For
+    other options of one service, start the three by hand with `tandem serve`.
     """
     passed = cluster_options.PassedOptions(
         kv_memory=kv_memory,
@@ -198,6 +201,11 @@ def up(
     except KeyboardInterrupt:
         typer.echo("stopped")
         raise typer.Exit(0 if is_ready else INTERRUPTED) from None
+
+
+for group in (app, models_app, bench_app):
+    for command in group.registered_commands:  # a list of commands would cut what is not said to be short
+        command.short_help = (inspect.getdoc(command.callback) or "").partition("\n\n")[0]
 
 
 def main() -> None:
