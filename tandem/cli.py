@@ -189,7 +189,7 @@ def up(
     is_ready = False
     try:
         plan = choice.plan(host, port)
-        with termination_as_interrupt(), LocalCluster(plan) as cluster:
+        with LocalCluster(plan) as cluster:
             for service, address in cluster.addresses.items():
                 typer.echo(f"{service:<12} {address}")
             is_ready = True
@@ -209,5 +209,6 @@ for group in (app, models_app, bench_app):
 
 
 def main() -> None:
-    """Do what the command line says."""
-    app(prog_name="tandem")
+    """Do what the command line says; interrupted, it has stopped what it started and ends with 130."""
+    with termination_as_interrupt():
+        app(prog_name="tandem")

@@ -20,7 +20,7 @@ from tandem.client import (
 from tandem.client_request import build_request
 from tandem.credentials import Credentials
 from tandem.defaults import MAX_TOKENS, NUM_DRAFT_TOKENS, ORCHESTRATOR_ADDRESS
-from tandem.interrupts import INTERRUPTED, termination_as_interrupt
+from tandem.interrupts import INTERRUPTED
 from tandem.processes import LocalCluster, ServiceStartError
 from tandem.serving.channels import AddressError
 from tandem.serving.pem import CredentialsError
@@ -191,7 +191,7 @@ def services(
                 "name a running orchestrator by --address"
             )
         typer.echo("starting services for this call; `tandem up` keeps them running", err=True)
-        with termination_as_interrupt(), LocalCluster(choice.plan(), quiet=True) as cluster:
+        with LocalCluster(choice.plan(), quiet=True) as cluster:
             yield cluster.addresses["orchestrator"]
 
 

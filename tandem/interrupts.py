@@ -32,8 +32,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - 
 def termination_as_interrupt() -> Iterator[None]:
     """Inside, the first Ctrl-C, SIGTERM or closed terminal raises KeyboardInterrupt.
 
-    A later one is ignored, to the end of the process: the command is stopping what it has started, and nothing of that
-    may be left behind.
+    A later one is ignored, to the end of the process: the command is stopping what it has started, of which nothing may
+    be left behind, and its exit code is known.
     """
     _Holds.is_pending = _Holds.is_heard = False
     previous = [signal.signal(number, _interrupt) for number in _NUMBERS]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tandem import processes
 from tandem.interrupts import held_back, termination_as_interrupt
 from tandem.processes import ClusterPlan, LocalCluster, ServiceProcess
 
@@ -99,6 +100,25 @@ def test_every_service_is_stopped_though_ctrl_c_is_pressed_again_meanwhile() -> 
     with pytest.raises(KeyboardInterrupt), termination_as_interrupt(), Starting(ClusterPlan([], None, [])):
         pass
     assert stopped == services[::-1]
+
+
+def test_a_service_that_is_being_started_at_ctrl_c_is_stopped_with_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stopped = []
+
+    class Started:
+        def stop(self, grace_s: float) -> None:
+            stopped.append(self)
+
+    def start(*command: Any) -> Started:
+        os.kill(os.getpid(), signal.SIGINT)
+        return Started()
+
+    monkeypatch.setattr(processes, "start_service", start)
+    with pytest.raises(KeyboardInterrupt), termination_as_interrupt(), LocalCluster(ClusterPlan([], None, [])):
+        pass
+    assert len(stopped) == 1
 
 
 def hear_ctrl_c() -> None:
