@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tandem import processes
-from tandem.interrupts import held_back, termination_as_interrupt
+from tandem import cli, processes
+from tandem.interrupts import INTERRUPTED, held_back, termination_as_interrupt
 from tandem.processes import ClusterPlan, LocalCluster, ServiceProcess
 
 NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
@@ -119,6 +119,23 @@ def test_a_service_that_is_being_started_at_ctrl_c_is_stopped_with_the_others(
     with pytest.raises(KeyboardInterrupt), termination_as_interrupt(), LocalCluster(ClusterPlan([], None, [])):
         pass
     assert len(stopped) == 1
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_command_that_starts_nothing_hears_an_interrupt_once_too(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def command(prog_name: str) -> None:
+        try:
+            os.kill(os.getpid(), number)
+        except KeyboardInterrupt:
+            os.kill(os.getpid(), number)
+            raise SystemExit(INTERRUPTED) from None
+
+    monkeypatch.setattr(cli, "app", command)
+    with pytest.raises(SystemExit, match="130"):
+        cli.main()
+    assert signal.getsignal(number) is signal.SIG_IGN
 
 
 def hear_ctrl_c() -> None:
