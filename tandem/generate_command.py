@@ -143,6 +143,10 @@ def generate(
         draft_probs_transport=draft_probs_transport,
         num_draft_tokens=num_draft_tokens if _is_given(context, "num_draft_tokens") else None,
     )
+    if prompt == "-" and sys.stdin is None:
+        raise fail(
+            "the prompt - reads standard input, which is closed: give it the text, or the text as the prompt"
+        )
     text = sys.stdin.read() if prompt == "-" else prompt
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack a character
     try:
