@@ -1,5 +1,10 @@
 """`tandem serve draft`: load a proposer, draft for orchestrators."""
 
+from tandem.interrupts import end_at_interrupt
+
+if __name__ == "__main__":
+    end_at_interrupt()  # what follows takes seconds
+
 import argparse
 import sys
 

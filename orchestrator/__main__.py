@@ -1,5 +1,10 @@
 """`tandem serve orchestrator`: connect to the replicas, agree with them, serve applications."""
 
+from tandem.interrupts import end_at_interrupt
+
+if __name__ == "__main__":
+    end_at_interrupt()  # what follows takes seconds
+
 import argparse
 import asyncio
 import contextlib

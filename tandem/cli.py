@@ -1,6 +1,7 @@
 """The `tandem` command: up, serve, generate, status, health, doctor, models, bench."""
 
 import importlib.metadata
+import inspect
 import os
 import sys
 from typing import Annotated
@@ -10,14 +11,15 @@ import typer
 from tandem import cluster_options, generate_command, models, status_commands
 from tandem.defaults import NUM_DRAFT_TOKENS
 from tandem.doctor.command import doctor
-from tandem.interrupts import termination_as_interrupt
+from tandem.interrupts import INTERRUPTED, termination_as_interrupt
 from tandem.processes import MODULES, LocalCluster, ServiceStartError, require_engine, service_command
 from tandem.serving.channels import AddressError
 from tandem.status_commands import fail
 
 _PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+# Plain: the tables of rich cut the names of options at 80 columns.
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 models_app = typer.Typer(no_args_is_help=True, help="Model files on this machine.")
 bench_app = typer.Typer(no_args_is_help=True, help="Measurements with their method.")
 app.add_typer(models_app, name="models")
@@ -153,7 +155,10 @@ def up(
 ) -> None:
     """Start the three services, say when they are ready, stop them all at Ctrl-C or SIGTERM.
 
-    For other options of one service, start the three by hand with `tandem serve`.
+    That is its end as planned, with exit code 0; before they are ready it is 130.
+
+    Options from --kv-memory on are passed on to the services: `tandem serve SERVICE --help` says their defaults. For
+    other options of one service, start the three by hand with `tandem serve`.
     """
     passed = cluster_options.PassedOptions(
         kv_memory=kv_memory,
@@ -181,11 +186,13 @@ def up(
         head,
         metrics_address,
     )
+    is_ready = False
     try:
         plan = choice.plan(host, port)
-        with termination_as_interrupt(), LocalCluster(plan) as cluster:
+        with LocalCluster(plan) as cluster:
             for service, address in cluster.addresses.items():
                 typer.echo(f"{service:<12} {address}")
+            is_ready = True
             typer.echo("ready")
             ended = cluster.wait_for_end()
             raise fail(f"the {ended.service} service ended with exit code {ended.process.returncode}")
@@ -193,12 +200,15 @@ def up(
         raise fail(str(error)) from error
     except KeyboardInterrupt:
         typer.echo("stopped")
+        raise typer.Exit(0 if is_ready else INTERRUPTED) from None
+
+
+for group in (app, models_app, bench_app):
+    for command in group.registered_commands:  # a list of commands would cut what is not said to be short
+        command.short_help = (inspect.getdoc(command.callback) or "").partition("\n\n")[0]
 
 
 def main() -> None:
-    """The console script."""
-    app(prog_name="tandem")
-
-
-if __name__ == "__main__":
-    main()
+    """Do what the command line says; interrupted, it has stopped what it started and ends with 130."""
+    with termination_as_interrupt():
+        app(prog_name="tandem")

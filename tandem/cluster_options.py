@@ -45,37 +45,30 @@ Toy = Annotated[
 ]
 
 # Passed on as they are: their defaults and limits are the services' own, and theirs alone.
-_PANEL = "Passed on to the services; `tandem serve SERVICE --help` says the defaults"
 KvMemory = Annotated[
     str | None,
-    typer.Option(metavar="BYTES", help="Key-value memory of each model, e.g. 64M or 2G.", rich_help_panel=_PANEL),
+    typer.Option(metavar="BYTES", help="Key-value memory of each model, e.g. 64M or 2G."),
 ]
-BlockSize = Annotated[int | None, typer.Option(help="Tokens a block of that memory.", rich_help_panel=_PANEL)]
+BlockSize = Annotated[int | None, typer.Option(help="Tokens a block of that memory.")]
 PrefixCache = Annotated[
     bool | None,
-    typer.Option(help="Keep rows for later requests that begin with the same tokens.", rich_help_panel=_PANEL),
+    typer.Option(help="Keep rows for later requests that begin with the same tokens."),
 ]
-MaxContext = Annotated[
-    int | None, typer.Option(help="Most tokens of a request, prompt and answer.", rich_help_panel=_PANEL)
-]
-MaxStepTokens = Annotated[int | None, typer.Option(help="Most tokens of one forward.", rich_help_panel=_PANEL)]
+MaxContext = Annotated[int | None, typer.Option(help="Most tokens of a request, prompt and answer.")]
+MaxStepTokens = Annotated[int | None, typer.Option(help="Most tokens of one forward.")]
 MaxPrefillTokens = Annotated[
     int | None,
-    typer.Option(help="Most prompt tokens of a target's forward while others decode.", rich_help_panel=_PANEL),
+    typer.Option(help="Most prompt tokens of a target's forward while others decode."),
 ]
-MaxBatch = Annotated[
-    int | None, typer.Option(help="Most requests of a forward, at target and draft.", rich_help_panel=_PANEL)
-]
-MaxSessions = Annotated[
-    int | None, typer.Option(help="Most requests the target runs at once; others wait.", rich_help_panel=_PANEL)
-]
+MaxBatch = Annotated[int | None, typer.Option(help="Most requests of a forward, at target and draft.")]
+MaxSessions = Annotated[int | None, typer.Option(help="Most requests the target runs at once; others wait.")]
 SessionLease = Annotated[
     float | None,
-    typer.Option(metavar="S", help="Seconds until an abandoned session is freed.", rich_help_panel=_PANEL),
+    typer.Option(metavar="S", help="Seconds until an abandoned session is freed."),
 ]
 MaxRequests = Annotated[
     int | None,
-    typer.Option(help="Most requests at the orchestrator; more are refused.", rich_help_panel=_PANEL),
+    typer.Option(help="Most requests at the orchestrator; more are refused."),
 ]
 
 

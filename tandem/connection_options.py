@@ -13,29 +13,26 @@ import typer
 from tandem.credentials import Credentials
 from tandem.serving.pem import CredentialsError, read_file, warn_if_readable_by_others
 
-_PANEL = "Reaching the service"
 TlsCa = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
         help="Call with TLS: authorities, one of which signed the service's certificate (PEM).",
-        rich_help_panel=_PANEL,
     ),
 ]
 TlsClientCert = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Mutual TLS: the certificate to show (PEM).", rich_help_panel=_PANEL),
+    typer.Option(metavar="FILE", help="Mutual TLS: the certificate to show (PEM)."),
 ]
 TlsClientKey = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="The certificate's key (PEM, no passphrase).", rich_help_panel=_PANEL),
+    typer.Option(metavar="FILE", help="The certificate's key (PEM, no passphrase)."),
 ]
 TlsServerName = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
         help="The name in the service's certificate. Default: the host of the address.",
-        rich_help_panel=_PANEL,
     ),
 ]
 TokenFile = Annotated[
@@ -43,7 +40,6 @@ TokenFile = Annotated[
     typer.Option(
         metavar="FILE",
         help="Holds the bearer token to send. Default: the token in TANDEM_TOKEN, else none.",
-        rich_help_panel=_PANEL,
     ),
 ]
 Insecure = Annotated[
@@ -51,7 +47,6 @@ Insecure = Annotated[
     typer.Option(
         "--insecure",
         help="Send the token in clear text to an address that is not loopback.",
-        rich_help_panel=_PANEL,
     ),
 ]
 

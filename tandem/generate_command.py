@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
@@ -20,7 +20,7 @@ from tandem.client import (
 from tandem.client_request import build_request
 from tandem.credentials import Credentials
 from tandem.defaults import MAX_TOKENS, NUM_DRAFT_TOKENS, ORCHESTRATOR_ADDRESS
-from tandem.interrupts import termination_as_interrupt
+from tandem.interrupts import INTERRUPTED
 from tandem.processes import LocalCluster, ServiceStartError
 from tandem.serving.channels import AddressError
 from tandem.serving.pem import CredentialsError
@@ -28,6 +28,7 @@ from tandem.status_commands import fail
 
 _PROBE_TIMEOUT_S = 1.0
 _OWN_SERVICES = ("model", "dtype", "proposer", "draft_model", "head", "prompt_lookup", "threads", "toy")
+_RUNNING_SERVICES = ("tls_ca", "tls_client_cert", "tls_client_key", "tls_server_name", "token_file", "insecure")
 
 
 def generate(
@@ -113,9 +114,9 @@ def generate(
     """Generate from PROMPT and stream the text.
 
     Choosing models or drafts (--model, --dtype, --proposer, --draft-model, --head, --prompt-lookup, --threads, --toy)
-    starts services for this one call.
+    starts services for this one call; what reaches a service over a network is for running ones.
     """
-    own = [name for name in _OWN_SERVICES if _is_given(context, name)]
+    own, reaching = _given(context, _OWN_SERVICES), _given(context, _RUNNING_SERVICES)
     choice = cluster_options.ClusterChoice(
         model, dtype, draft_model, prompt_lookup, num_draft_tokens, threads, toy, proposer=proposer, head=head
     )
@@ -142,6 +143,10 @@ def generate(
         draft_probs_transport=draft_probs_transport,
         num_draft_tokens=num_draft_tokens if _is_given(context, "num_draft_tokens") else None,
     )
+    if prompt == "-" and sys.stdin is None:
+        raise fail(
+            "the prompt - reads standard input, which is closed: give it the text, or the text as the prompt"
+        )
     text = sys.stdin.read() if prompt == "-" else prompt
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack a character
     try:
@@ -150,7 +155,7 @@ def generate(
             tls_ca, tls_client_cert, tls_client_key, tls_server_name, token_file, insecure
         )
         with (
-            services(address, own, choice, shown) as serving,
+            services(address, own, reaching, choice, shown) as serving,
             SyncTandemClient(serving, credentials=shown) as client,
         ):
             asked: Prompt = [{"role": "user", "content": text}] if chat else text
@@ -158,7 +163,7 @@ def generate(
     except (TandemError, ServiceStartError, AddressError, CredentialsError, cluster_options.OptionError) as error:
         raise fail(str(error)) from error
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
     for result in results:
         if n > 1 and (stats or logprobs is not None):
             typer.echo(f"answer {result.sample_index}:", err=True)
@@ -170,24 +175,27 @@ def generate(
 
 @contextlib.contextmanager
 def services(
-    address: str | None, own: list[str], choice: cluster_options.ClusterChoice, shown: Credentials
+    address: str | None, own: str, reaching: str, choice: cluster_options.ClusterChoice, shown: Credentials
 ) -> Iterator[str]:
-    """The address of an orchestrator: a running one, or one started for as long as the context lasts."""
+    """The address of an orchestrator: a running one, or one started for as long as the context lasts.
+
+    `own`, `reaching`: the given options that make sense for the latter or the former only; OptionError for both kinds.
+    """
     if address is not None:
         if own:
-            given = ", ".join(f"--{name.replace('_', '-')}" for name in own)
-            raise cluster_options.OptionError(f"--address uses running services, so {given} cannot be chosen")
+            raise cluster_options.OptionError(f"--address uses running services, so {own} cannot be chosen")
         yield address
     elif not own and is_serving(ORCHESTRATOR_ADDRESS, shown):
         yield ORCHESTRATOR_ADDRESS
     else:
-        if shown.tls_ca is not None:
+        if reaching:
+            why = f"{own} asks for that" if own else f"none answers at {ORCHESTRATOR_ADDRESS}"
             raise cluster_options.OptionError(
-                f"--tls-ca {shown.tls_ca} is for running services: none answers at {ORCHESTRATOR_ADDRESS}, or "
-                "others were asked for"
+                f"{reaching} can only be used with running services, and this call would start its own: {why}; "
+                "name a running orchestrator by --address"
             )
         typer.echo("starting services for this call; `tandem up` keeps them running", err=True)
-        with termination_as_interrupt(), LocalCluster(choice.plan(), quiet=True) as cluster:
+        with LocalCluster(choice.plan(), quiet=True) as cluster:
             yield cluster.addresses["orchestrator"]
 
 
@@ -227,6 +235,11 @@ def gather(client: SyncTandemClient, prompt: Prompt, options: GenerateOptions) -
             for answer in generation.answers:
                 sys.stdout.write(f"answer {answer.sample_index}:\n{answer.text}\n")
     return generation.results
+
+
+def _given(context: typer.Context, names: Sequence[str]) -> str:
+    """Those of these options that are on the command line, as they are written there; empty for none."""
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names if _is_given(context, name))
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

@@ -164,8 +164,9 @@ class LocalCluster:
         ready_file = Path(self._folder.name) / f"{service}-{len(self.services)}.ready"
         if self.quiet:
             arguments = [*arguments, "--log-level", "ERROR"]
-        started = start_service(service, arguments, ready_file)
-        self.services.append(started)
+        with held_back():  # a process that is not in the list would be left behind
+            started = start_service(service, arguments, ready_file)
+            self.services.append(started)
         return started
 
     def wait_ready(self, *services: ServiceProcess) -> None:

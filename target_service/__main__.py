@@ -1,5 +1,10 @@
 """`tandem serve target`: load the target model, prove its numerics, verify for orchestrators."""
 
+from tandem.interrupts import end_at_interrupt
+
+if __name__ == "__main__":
+    end_at_interrupt()  # what follows takes seconds
+
 import argparse
 import asyncio
 import logging

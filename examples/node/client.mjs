@@ -99,17 +99,25 @@ async function* call(address, request, { credentials, metadata }, signal) {
 }
 
 const OPTIONS = {
-  address: { type: "string", default: "127.0.0.1:50050" }, // HOST:PORT,... of orchestrators with the same models
-  seed: { type: "string" },
-  temperature: { type: "string" },
-  "max-tokens": { type: "string" },
-  "ignore-eos": { type: "boolean", default: false },
-  n: { type: "string" },
-  tries: { type: "string", default: "12" }, // calls in a row without a token
-  "cancel-after": { type: "string" }, // so many chunks
-  json: { type: "boolean", default: false }, // every event as a line of JSON
-  "tls-ca": { type: "string" }, // a file of PEM certificates; the token is that of TANDEM_TOKEN
+  address: { type: "string", default: "127.0.0.1:50050", about: "HOST:PORT,... of orchestrators with the same models" },
+  seed: { type: "string", about: "the same seed gives the same text; default: drawn" },
+  temperature: { type: "string", about: "0: greedy; default: 1" },
+  "max-tokens": { type: "string", about: "most tokens of an answer" },
+  "ignore-eos": { type: "boolean", default: false, about: "go on past the end token" },
+  n: { type: "string", about: "this many answers, each under its sample index once all have ended" },
+  tries: { type: "string", default: "12", about: "calls in a row without a token until UNAVAILABLE is an error" },
+  "cancel-after": { type: "string", about: "cancel after so many chunks" },
+  json: { type: "boolean", default: false, about: "every event as a line of JSON, as it comes" },
+  "tls-ca": { type: "string", about: "call with TLS: a file of PEM certificates; the token is that of TANDEM_TOKEN" },
+  help: { type: "boolean", short: "h", about: "say this" },
 };
+
+function help() {
+  const lines = Object.entries(OPTIONS).map(([name, { about, default: value }]) => {
+    return `  --${name.padEnd(14)}${about}${value ? `; default: ${value}` : ""}`;
+  });
+  return ["usage: node client.mjs PROMPT [OPTIONS]", "", ...lines].join("\n");
+}
 
 /** What the options say, with what they leave out left to the server. */
 function toRequest(text, options) {
@@ -123,6 +131,7 @@ function toRequest(text, options) {
 
 async function main() {
   const { values: options, positionals } = parseArgs({ options: OPTIONS, allowPositionals: true });
+  if (options.help) return console.log(help());
   const cancelling = new AbortController();
   process.once("SIGINT", () => cancelling.abort());
   let numChunks = 0;
@@ -132,21 +141,35 @@ async function main() {
     authority: options["tls-ca"] && readFileSync(options["tls-ca"]),
     token: process.env.TANDEM_TOKEN,
   };
-  for await (const message of generate(options.address.split(","), toRequest(positionals.join(" "), options), settings)) {
-    if (options.json) console.log(JSON.stringify(message));
-    else if (message.event === "chunk") process.stdout.write(message.chunk.text);
-    else if (message.event === "complete") console.error(`\n${summary(message.complete)}`);
-    if (message.event === "chunk" && ++numChunks === Number(options["cancel-after"])) cancelling.abort();
+  const request = toRequest(positionals.join(" "), options);
+  const texts = Number(options.n) > 1 ? new Map() : null; // of several answers, whose chunks come mixed, by sample index
+  try {
+    for await (const message of generate(options.address.split(","), request, settings)) {
+      if (options.json) console.log(JSON.stringify(message));
+      else if (message.event === "chunk") show(message.chunk, texts);
+      else if (message.event === "complete") console.error(summary(message.complete, texts));
+      if (message.event === "chunk" && ++numChunks === Number(options["cancel-after"])) cancelling.abort();
+    }
+  } finally {
+    const answers = [...(texts ?? [])].sort(([one], [other]) => one - other);
+    for (const [index, text] of answers) console.log(`answer ${index}:\n${text}`);
   }
 }
 
-function summary({ finish_reason: reason, usage, speculation }) {
+/** Print a single answer's text as it comes; keep that of several. */
+function show({ sample_index: index, text }, texts) {
+  if (texts) texts.set(index, (texts.get(index) ?? "") + text);
+  else process.stdout.write(text);
+}
+
+function summary({ sample_index: index, finish_reason: reason, usage, speculation }, texts) {
   const { num_accepted: accepted, num_draft_tokens: drafts } = speculation;
-  return `${usage.num_completion_tokens} tokens, ${reason}; ${accepted} of ${drafts} drafts accepted`;
+  return `${texts ? `answer ${index}: ` : "\n"}${usage.num_completion_tokens} tokens, ${reason}; ${accepted} of ${drafts} drafts accepted`;
 }
 
 function describe(error) {
   if (error.name === "AbortError") return "CANCELLED";
+  if (error.code?.startsWith?.("ERR_PARSE_ARGS_")) return `${error.message}; --help lists the options`;
   return `${grpc.status[error.code] ?? error.name}: ${error.details ?? error.message}`;
 }
 

@@ -7,11 +7,15 @@ a parent which asked for port 0 learns the port).
 import asyncio
 import logging
 import os
+import selectors
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import TextIO
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -48,12 +52,17 @@ class ServerSettings:
     tls: ServerTls | None = None  # None: clear text
     reflection: bool = False  # tell what can be called to whoever may call
     metrics_address: str | None = None  # HOST:PORT of the page of figures; None: there is none
+    ends_process: bool = (
+        False  # the process ends with the server: signals to stop it are ignored once it has drained
+    )
 
     def check(self) -> None:
-        """AddressError for an address that may not be listened on like this."""
+        """AddressError for an address that may not be listened on like this; OSError for an input that never ends."""
         check_bind_address(self.address, insecure=self.insecure, has_tls=self.tls is not None)
         if self.metrics_address is not None:
             check_bind_address(self.metrics_address, insecure=self.insecure, has_tls=self.tls is not None)
+        if self.stop_at_eof:
+            _check_has_an_end(sys.stdin)
 
 
 def _bind(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> str:
@@ -74,6 +83,41 @@ def _write_ready_file(path: Path, address: str) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(address + "\n")
     os.replace(partial, path)
+
+
+@contextmanager
+def _stopped_by_signals(stopping: asyncio.Event, *, ends_process: bool) -> Iterator[None]:
+    """Inside, SIGTERM and SIGINT set the event, as often as they come; afterwards they do what they did before.
+
+    With `ends_process` they are ignored afterwards. A handler of the loop's own would not do: the loop's end makes
+    SIGTERM deadly again, and a second one could come before the process has told its exit code.
+    """
+    loop = asyncio.get_running_loop()
+
+    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a handler's
+        loop.call_soon_threadsafe(stopping.set)
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    previous = [signal.signal(number, stop) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, previous, strict=True):
+            signal.signal(number, signal.SIG_IGN if ends_process else handler)
+
+
+def _check_has_an_end(standard_input: TextIO | None) -> None:
+    """OSError, with what to do, for one whose end the loop cannot wait for."""
+    try:
+        if standard_input is None:
+            raise OSError("closed")
+        with selectors.DefaultSelector() as selector:
+            selector.register(standard_input, selectors.EVENT_READ)
+    except (OSError, ValueError) as error:
+        raise OSError(
+            "--stop-at-eof: standard input is closed, /dev/null or a file, whose end cannot be waited for: give the "
+            "service a pipe or a terminal, or leave the option out"
+        ) from error
 
 
 def _stop_at_eof(stopping: asyncio.Event) -> None:
@@ -128,6 +172,8 @@ async def run_server(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain and return.
 
+    Further signals change nothing: the drain ends by itself.
+
     Args:
         register: adds the servicers.
         on_drain: awaited after health says NOT_SERVING and before calls are cut off.
@@ -155,22 +201,20 @@ async def run_server(
         reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
     address = _bind(server, settings.address, settings.tls)
     stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    if settings.stop_at_eof:
-        _stop_at_eof(stopping)
-    await server.start()
-    watch = asyncio.create_task(_tell_health(health, settings.service_name, is_healthy))
-    if settings.ready_file is not None:
-        _write_ready_file(settings.ready_file, address)
-    _log.info("serving %s on %s", settings.service_name, address)
-    try:
-        await stopping.wait()
-    finally:
-        watch.cancel()
-        await health.enter_graceful_shutdown()
-        if on_drain is not None:
-            await on_drain()
-        await _stop(server, lifecycle, settings.grace_s)
-        _log.info("stopped %s", settings.service_name)
+    with _stopped_by_signals(stopping, ends_process=settings.ends_process):
+        if settings.stop_at_eof:
+            _stop_at_eof(stopping)
+        await server.start()
+        watch = asyncio.create_task(_tell_health(health, settings.service_name, is_healthy))
+        if settings.ready_file is not None:
+            _write_ready_file(settings.ready_file, address)
+        _log.info("serving %s on %s", settings.service_name, address)
+        try:
+            await stopping.wait()
+        finally:
+            watch.cancel()
+            await health.enter_graceful_shutdown()
+            if on_drain is not None:
+                await on_drain()
+            await _stop(server, lifecycle, settings.grace_s)
+            _log.info("stopped %s", settings.service_name)

@@ -60,7 +60,9 @@ def add_server_arguments(parser: argparse.ArgumentParser, default_address: str) 
         metavar="S",
         help="a stream whose other end takes nothing of what waits for it for so long is ended",
     )
-    group.add_argument("--stop-at-eof", action="store_true", help="stop when standard input ends")
+    group.add_argument(
+        "--stop-at-eof", action="store_true", help="stop when standard input, a pipe or a terminal, ends"
+    )
     group.add_argument(
         "--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"], help="least that is logged"
     )
@@ -125,6 +127,7 @@ def server_settings(options: argparse.Namespace, service_name: str, max_message_
         tls=read_server_tls(options.tls_cert, options.tls_key, options.tls_client_ca),
         reflection=options.reflection,
         metrics_address=options.metrics_address,
+        ends_process=True,
     )
 
 

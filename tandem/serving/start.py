@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from tandem.interrupts import INTERRUPTED
 from tandem.serving.channels import MAX_INNER_MESSAGE_BYTES
 from tandem.serving.life import PortInUseError, ServerSettings
 from tandem.serving.logs import configure_logging, say_cannot_start
@@ -38,7 +39,7 @@ def run_service(
         return _cannot_start(name, error)
     except KeyboardInterrupt:
         sys.stderr.write(f"{name}: interrupted while loading\n")
-        os._exit(130)  # the thread that loads cannot be stopped, and is not worth waiting for
+        os._exit(INTERRUPTED)  # the thread that loads cannot be stopped, and is not worth waiting for
     try:
         asyncio.run(serve(options, settings, loaded))
     except (OSError, PortInUseError) as error:

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -101,6 +102,31 @@ def test_text_is_on_standard_output_and_figures_on_standard_error(node: str, clu
     with SyncTandemClient(address) as client:
         assert answer.stdout == client.complete("hello world", max_tokens=24, **SAMPLED).text
     assert "24 tokens, FINISH_REASON_LENGTH; " in answer.stderr
+
+
+def test_several_answers_stand_each_under_its_sample_index(node: str, cluster: LocalCluster) -> None:
+    address = cluster.addresses["orchestrator"]
+    answer = run(node, address, *OPTIONS, "--max-tokens", "24", "--n", "11")
+    with SyncTandemClient(address) as client:
+        expected = client.complete_many("hello world", n=11, max_tokens=24, **SAMPLED)
+    texts = "".join(f"answer {one.sample_index}:\n{one.text}\n" for one in expected)
+    assert answer.stdout == re.sub("\r\n?", "\n", texts)  # as `run` reads line ends
+    lines = sorted(answer.stderr.splitlines())
+    assert len(lines) == 11
+    assert lines[0].startswith("answer 0: 24 tokens, FINISH_REASON_LENGTH; ")
+
+
+def test_help_lists_the_options_and_one_that_there_is_not_is_named(node: str) -> None:
+    answer = run(node, "127.0.0.1:1", "--help")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout.startswith("usage: node client.mjs PROMPT [OPTIONS]\n")
+    listed = re.findall(r"^  --([\w-]+) +\w", answer.stdout, re.MULTILINE)
+    names = "address seed temperature max-tokens ignore-eos n tries cancel-after json tls-ca help"
+    assert listed == names.split()
+    unknown = run(node, "127.0.0.1:1", "--colour")
+    assert (unknown.returncode, unknown.stdout) == (1, "")
+    assert unknown.stderr.startswith("Unknown option '--colour'")
+    assert unknown.stderr.endswith("; --help lists the options\n")
 
 
 def test_a_cancel_frees_the_sessions_of_both_services(node: str, cluster: LocalCluster) -> None:

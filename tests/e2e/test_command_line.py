@@ -262,6 +262,15 @@ def test_what_cannot_start_says_why_in_a_line(arguments: list[str], named: str) 
     assert "Traceback" not in answer.stderr
 
 
+def test_a_prompt_from_a_standard_input_that_is_closed_is_refused_in_a_line() -> None:
+    command = [sys.executable, "-m", "tandem", "generate", "-", "--address", "127.0.0.1:1"]
+    shell = ["sh", "-c", 'exec "$@" <&-', "sh", *command]
+    answer = subprocess.run(shell, check=False, capture_output=True, text=True, timeout=HANG_S)
+    assert answer.returncode == 2
+    assert answer.stderr.startswith("tandem: the prompt - reads standard input, which is closed: ")
+    assert "Traceback" not in answer.stderr
+
+
 def test_a_proposer_is_chosen_by_name_drafts_and_changes_no_text() -> None:
     options = ["ababababab", "--toy", TOY, "--seed", "7", "--max-tokens", "24", "--stats"]
     answers = [

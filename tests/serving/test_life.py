@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -225,3 +226,46 @@ def test_health_tells_whether_the_service_is_healthy_all_the_time(tmp_path: Path
         await stop(task)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_lets_the_drain_go_on_and_the_handlers_are_as_before_at_its_end(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    async def scenario() -> bool:
+        handler, drained = signal.getsignal(number), False
+
+        async def drain() -> None:
+            nonlocal drained
+            os.kill(os.getpid(), number)
+            await asyncio.sleep(0.05)
+            drained = True
+
+        settings = ServerSettings(NAME, "127.0.0.1:0", 1 << 20, ready_file=tmp_path / "ready")
+        task = asyncio.create_task(run_server(settings, lambda _: None, on_drain=drain))
+        while not (tmp_path / "ready").exists():
+            await asyncio.sleep(0.01)
+        os.kill(os.getpid(), number)
+        await asyncio.wait_for(task, 30)
+        return drained and signal.getsignal(number) is handler
+
+    assert asyncio.run(scenario())
+
+
+def test_a_standard_input_that_never_ends_is_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ServerSettings(NAME, "127.0.0.1:0", 1 << 20, stop_at_eof=True)
+    (tmp_path / "file").write_text("words")
+    with (tmp_path / "file").open() as file, open(os.devnull) as nothing, open(os.devnull) as closed:
+        closed.close()
+        for standard_input in (file, nothing, closed, None):
+            monkeypatch.setattr(sys, "stdin", standard_input)
+            with pytest.raises(
+                OSError, match="--stop-at-eof: standard input is closed, /dev/null or a file, whose"
+            ):
+                settings.check()
+    reading, writing = os.pipe()
+    with open(reading) as pipe, open(writing, "w"):
+        monkeypatch.setattr(sys, "stdin", pipe)
+        settings.check()

@@ -65,6 +65,26 @@ def test_the_process_serves_and_stops_cleanly_at_a_signal_while_an_idle_stream_i
     assert "Traceback" not in log
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_process_drains_and_ends_with_0_however_often_it_is_told_to_stop(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    ready_file = tmp_path / "ready"
+    process = subprocess.Popen([*COMMAND, "--ready-file", str(ready_file)], stderr=subprocess.PIPE, text=True)
+    try:
+        address_of(process, ready_file)
+        while process.poll() is None:  # also while the interpreter ends
+            process.send_signal(number)
+            time.sleep(0.001)
+        _, log = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, log
+    assert "stopped tandem.target.v1.TargetService" in log
+    assert "Traceback" not in log
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
