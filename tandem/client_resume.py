@@ -15,9 +15,7 @@ class Patience:
     """How long a client looks for an orchestrator that goes on."""
 
     num_tries: int = 12  # in a row without a token
-    num_addresses: int = (
-        1  # that are called in turn; when no certificate of theirs is right there is nothing to wait for
-    )
+    num_addresses: int = 1  # called in turn; once no certificate of theirs is right, there is nothing to wait for
 
     def wait_s(self, num_failures: int) -> float:
         """Before the next try: doubled each time up to a limit, times a random 0.5 .. 1.5."""

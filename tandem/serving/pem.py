@@ -89,9 +89,8 @@ def read_file(option: str, path: Path) -> bytes:
 
 def read_regular_file(option: str, path: Path) -> bytes:
     """`read_file` of what is there to be read again; a pipe would keep whoever reads it waiting."""
-    if path.exists() and not (
-        path.is_file() or path.is_dir()
-    ):  # through links; a folder cannot be read, and says so
+    # Through links. A folder, or nothing, is left to say itself what is wrong with it.
+    if path.exists() and not path.is_file() and not path.is_dir():
         raise CredentialsError(f"{option} {path}: is not a regular file, such as can be read again")
     return read_file(option, path)
 
