@@ -15,6 +15,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2
 from tandem.target.v1 import target_pb2
 from tandem.types import (
     MAX_DRAFT_PROBS_BYTES,
+    MAX_PROPOSAL_TOKENS,
     MAX_SPARSE_ENTRIES,
     DraftProbs,
     DraftProbsTransport,
@@ -256,9 +257,15 @@ def proposal_to_proto(proposal: Proposal) -> pb.Proposal:
 
 
 def proposal_from_proto(message: pb.Proposal) -> Proposal:
-    """ItemError UNIMPLEMENTED for a tree, INVALID_ARGUMENT for malformed draft_probs."""
+    """ItemError UNIMPLEMENTED for a tree, INVALID_ARGUMENT for too many drafts and malformed draft_probs."""
     if message.parents:
         raise ItemError(ErrorCode.UNIMPLEMENTED, "proposal.parents: tree proposals are not offered; send a chain")
+    if len(message.draft_token_ids) > MAX_PROPOSAL_TOKENS:  # to read them could take seconds
+        raise ItemError(
+            ErrorCode.INVALID_ARGUMENT,
+            f"proposal.draft_token_ids: {len(message.draft_token_ids)} drafts are more than the limit of "
+            f"{MAX_PROPOSAL_TOKENS}",
+        )
     if message.draft_probs and len(message.draft_probs) != len(message.draft_token_ids):
         raise ItemError(
             ErrorCode.INVALID_ARGUMENT,

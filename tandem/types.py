@@ -17,6 +17,7 @@ SessionId = NewType("SessionId", int)
 PROTOCOL_VERSION = 1
 GREEDY_TEMPERATURE = 1e-5  # at or below it, sampling is argmax
 MAX_SPARSE_ENTRIES = 128  # of one position's q on the wire
+MAX_PROPOSAL_TOKENS = 4096  # of one proposal: what a service makes or verifies of it is far less
 MAX_DRAFT_PROBS_BYTES = 16 * 1024 * 1024  # of one proposal: half of what a message between services may hold
 MAX_TOP_LOGPROBS = 20
 

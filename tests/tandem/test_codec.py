@@ -9,6 +9,7 @@ from tandem import codec
 from tandem.common.v1 import common_pb2 as pb
 from tandem.types import (
     MAX_DRAFT_PROBS_BYTES,
+    MAX_PROPOSAL_TOKENS,
     DraftProbs,
     DraftProbsTransport,
     ErrorCode,
@@ -170,6 +171,11 @@ def test_no_message_field_is_forgotten_by_the_codec() -> None:
             pb.Proposal(draft_token_ids=[1], draft_probs=[pb.DraftProbs(token_ids_u32=b"123", probs_f32=b"123")]),
             ErrorCode.INVALID_ARGUMENT,
             r"draft_probs\[0\]",
+        ),
+        (
+            pb.Proposal(draft_token_ids=[1] * (MAX_PROPOSAL_TOKENS + 1)),
+            ErrorCode.INVALID_ARGUMENT,
+            f"{MAX_PROPOSAL_TOKENS + 1} drafts are more than the limit of {MAX_PROPOSAL_TOKENS}",
         ),
     ],
 )
