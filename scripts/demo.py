@@ -6,7 +6,7 @@ from tandem.answer_figures import describe
 from tandem.client import GenerateOptions, GenerationResult, SyncTandemClient
 from tandem.cluster_options import ClusterChoice
 from tandem.generate_command import stream
-from tandem.interrupts import termination_as_interrupt
+from tandem.interrupts import INTERRUPTED, termination_as_interrupt
 from tandem.processes import LocalCluster
 
 PROMPT = '''class Matrix:
@@ -66,4 +66,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
