@@ -33,14 +33,16 @@ def termination_as_interrupt() -> Iterator[None]:
     """Inside, the first Ctrl-C, SIGTERM or closed terminal raises KeyboardInterrupt.
 
     A later one is ignored, to the end of the process: the command is stopping what it has started, of which nothing may
-    be left behind, and its exit code is known.
+    be left behind, and its exit code is known. Under nohup a closed terminal is nothing, as ever.
     """
     _Holds.is_pending = _Holds.is_heard = False
-    previous = [signal.signal(number, _interrupt) for number in _NUMBERS]
+    is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    numbers = [number for number in _NUMBERS if number != signal.SIGHUP or not is_nohup]
+    previous = [signal.signal(number, _interrupt) for number in numbers]
     try:
         yield
     finally:
-        for number, handler in zip(_NUMBERS, previous, strict=True):
+        for number, handler in zip(numbers, previous, strict=True):
             signal.signal(number, signal.SIG_IGN if _Holds.is_heard else handler)
 
 

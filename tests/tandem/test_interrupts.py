@@ -53,6 +53,15 @@ def test_a_look_at_a_service_is_finished_before_an_interrupt_is_heard(number: si
     assert not process.is_locked
 
 
+def test_under_nohup_a_closed_terminal_is_nothing() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with termination_as_interrupt():
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
 def signalled_twice_where_it_is_held_back(number: signal.Signals) -> None:
     with held_back():
         os.kill(os.getpid(), number)
