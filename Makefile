@@ -11,10 +11,10 @@ demo: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
 	$(BIN)/python scripts/demo.py
 
-# Two workers, each with a file's tests at a time, and a thread each: what a machine of two cores is fastest with.
+# Two workers with a thread each: what a machine of two cores is fastest with.
 test: $(READY)
 	$(BIN)/tandem models pull smollm2-135m
-	TANDEM_REQUIRE_MODEL=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	TANDEM_REQUIRE_MODEL=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 # No model files, no processes of the whole system, the short form of what is marked slow.
 unit: $(READY)

@@ -17,5 +17,5 @@ FAMILIES = {
     "llama": tiny_config(),
     "mistral-untied": tiny_config(family="mistral", tie_word_embeddings=False, num_kv_heads=6),
     "qwen2-biases": tiny_config(family="qwen2", attention_bias=True, num_kv_heads=1),
-    "qwen3-qk-norm": tiny_config(family="qwen3", qk_norm=True, head_dim=32, tie_word_embeddings=False),
+    "qwen3-qk-norm": tiny_config(family="qwen3", qk_norm=True, head_dim=64, tie_word_embeddings=False),
 }
