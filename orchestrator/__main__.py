@@ -16,12 +16,13 @@ from pathlib import Path
 import grpc
 
 from orchestrator.addresses import find_addresses, shared_host
-from orchestrator.pools import DraftPool, PoolTimes, TargetPool, draft_pool, target_pool
+from orchestrator.pools import DraftPool, PoolTimes, TargetPool, draft_dialer, draft_pool, target_pool
 from orchestrator.replica_link import HandshakeError, LinkLostError
 from orchestrator.replica_stream import StreamPatience
 from orchestrator.server import SERVICE_NAME, OrchestratorServicer, OrchestratorSettings
 from orchestrator.target_session import TargetPatience
 from orchestrator.tracing import tracer_from_environment
+from tandem.credentials import Credentials
 from tandem.defaults import MAX_SESSIONS, NUM_DRAFT_TOKENS
 from tandem.models.registry import ModelNotFoundError, resolve_model
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
@@ -76,7 +77,8 @@ async def _serve(options: argparse.Namespace) -> None:
     listening = server_settings(options, SERVICE_NAME, MAX_APPLICATION_MESSAGE_BYTES)
     listening.check()
     interceptors = _interceptors(options)
-    dial_targets, dial_drafts = _dialer(options, options.target), _dialer(options, options.draft or "")
+    dial_targets = Dialer(_credentials(options, options.target))
+    dial_drafts = draft_dialer(_credentials(options, options.draft or ""), trusts=not options.untrusted_draft)
     find_targets = find_addresses(options.target)
     find_drafts = None if options.draft is None else find_addresses(options.draft)
     vocabulary, name = _load_vocabulary(options)
@@ -127,12 +129,12 @@ def _interceptors(options: argparse.Namespace) -> list[grpc.aio.ServerIntercepto
     return [] if options.tokens_file is None else [TokenInterceptor(TokensFile(options.tokens_file))]
 
 
-def _dialer(options: argparse.Namespace, text: str) -> Dialer:
-    """How replicas found as `text` says are called: by dns:HOST:PORT it is HOST that their certificates must name."""
+def _credentials(options: argparse.Namespace, text: str) -> Credentials:
+    """For replicas found as `text` says: by dns:HOST:PORT it is HOST that their certificates must name."""
     shown = dialing_credentials(options)
     if shown.tls_ca is not None and shown.tls_server_name is None:
         shown = replace(shown, tls_server_name=shared_host(text))
-    return Dialer(shown)
+    return shown
 
 
 def _load_vocabulary(options: argparse.Namespace) -> tuple[Vocabulary, str]:

@@ -57,6 +57,8 @@ async def _addresses_of(host: str, port: int) -> tuple[str, ...]:
 
 def _read(path: Path) -> tuple[str, ...]:
     """Empty lines and those that begin with # say nothing."""
+    if path.exists() and not path.is_file() and not path.is_dir():  # a pipe would keep whoever reads it, for ever
+        raise AddressError(f"{path}: is not a regular file, such as can be read again")
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except UnicodeDecodeError as error:

@@ -91,6 +91,9 @@ class DraftSession:
         if self._length is not None:
             num_wanted = self._length.most(num_wanted)
         if num_wanted == 0:
+            self._handle.move_if_leaving(
+                sequence
+            )  # a replica that waits for its last session must not wait for this
             return _EMPTY
         started = time.monotonic()
         try:

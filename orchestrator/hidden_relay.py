@@ -41,6 +41,7 @@ class HiddenRelay:
         self._link: TargetLink | None = None  # of the target that has the session
         self._session_id = 0
         self._chunks: list[HiddenStates] = []  # by first row; they may overlap
+        self._held_bytes = 0  # of them
         self._sent_end = 0
         self._is_settled = False  # a verdict has come since the target's session was opened: so have its rows
         self._replay: target_pb2.VerifyItem | None = None  # that has not ended
@@ -64,8 +65,10 @@ class HiddenRelay:
         if states.end_row <= self._sent_end:
             return
         insort(self._chunks, states, key=lambda chunk: chunk.first_row)
-        if sum(len(chunk.data) for chunk in self._chunks) > MAX_HELD_BYTES:
+        self._held_bytes += len(states.data)
+        if self._held_bytes > MAX_HELD_BYTES:
             self._chunks.clear()
+            self._held_bytes = 0
 
     def restart(self) -> None:
         """The draft service has a new session, which has no row."""
@@ -77,6 +80,7 @@ class HiddenRelay:
         if chunks:
             self._sent_end = chunks[-1].end_row
             self._chunks = [chunk for chunk in self._chunks if chunk.end_row > self._sent_end]
+            self._held_bytes = sum(len(chunk.data) for chunk in self._chunks)
         return chunks
 
     def is_complete(self, sequence: Sequence) -> bool:

@@ -10,7 +10,9 @@ from orchestrator.replica_api import DRAFT_API, TARGET_API
 from orchestrator.replica_link import DraftLink, ReplicaLink, TargetLink
 from orchestrator.replica_pool import FIND_S, ReplicaPool
 from orchestrator.replica_stream import PATIENCE, StreamPatience
+from tandem.credentials import Credentials
 from tandem.draft.v1 import draft_pb2
+from tandem.serving.channels import MAX_UNTRUSTED_MESSAGE_BYTES
 from tandem.serving.dialer import Dialer
 from tandem.target.v1 import target_pb2
 from tandem.vocabulary import Vocabulary
@@ -46,6 +48,14 @@ def target_pool(
 
     pool: TargetPool = ReplicaPool("target", find, link_to, times.find_s)
     return pool
+
+
+def draft_dialer(credentials: Credentials | None = None, *, trusts: bool = True) -> Dialer:
+    """How draft services are called; those that nobody trusts may send no message that takes long to read.
+
+    CredentialsError for credentials that cannot be used.
+    """
+    return Dialer(credentials, max_received_bytes=None if trusts else MAX_UNTRUSTED_MESSAGE_BYTES)
 
 
 def draft_pool(

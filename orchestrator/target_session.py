@@ -154,6 +154,7 @@ class TargetSession:
             self._open(sequence)
         item = self._handle.step_item(sequence)
         item.verify.proposal.CopyFrom(codec.proposal_to_proto(proposal))
+        asked_s = time.monotonic()
         future = self._handle.request(item)
         try:
             result = await answer_of(future, self._limit_s(self._patience.answer_s), "target", "verdict")
@@ -170,7 +171,7 @@ class TargetSession:
         link.breaker.worked()
         _check_size(result.verdict, proposal)
         verdict = codec.verdict_from_proto(result.verdict)
-        sequence.stats.verify_timing += verdict.timing
+        sequence.stats.verify_timing += verdict.timing.within(time.monotonic() - asked_s)
         return verdict
 
     async def _check_opening(self) -> None:

@@ -6,6 +6,9 @@ import re
 import grpc
 
 MAX_INNER_MESSAGE_BYTES = 32 * 1024 * 1024
+MAX_UNTRUSTED_MESSAGE_BYTES = (
+    1024 * 1024 + 64 * 1024
+)  # a full batch without probabilities; its bytes alone take time
 MAX_APPLICATION_MESSAGE_BYTES = 4 * 1024 * 1024
 
 _Options = list[tuple[str, int]]
@@ -65,13 +68,16 @@ def server_options(max_message_bytes: int) -> _Options:
     ]
 
 
-def channel_options(max_message_bytes: int, server_name: str | None = None) -> _ChannelOptions:
+def channel_options(
+    max_message_bytes: int, server_name: str | None = None, max_received_bytes: int | None = None
+) -> _ChannelOptions:
     """The client's half; never through an HTTP proxy, and a connection of its own.
 
-    `server_name`: in the server's certificate; None: the host that is called.
+    `server_name`: in the server's certificate; None: the host that is called. `max_received_bytes`: where messages from
+    there must be smaller than those to there.
     """
     options: _ChannelOptions = [
-        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", max_received_bytes or max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
@@ -98,10 +104,11 @@ def open_channel(
     max_message_bytes: int = MAX_INNER_MESSAGE_BYTES,
     tls: grpc.ChannelCredentials | None = None,
     server_name: str | None = None,
+    max_received_bytes: int | None = None,
 ) -> grpc.aio.Channel:
     """A channel to HOST:PORT on the running event loop; in clear text without `tls`."""
     parse_address(address)
-    options = channel_options(max_message_bytes, server_name)
+    options = channel_options(max_message_bytes, server_name, max_received_bytes)
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, tls, options=options)

@@ -44,11 +44,18 @@ class Dialer:
     """Opens channels with one set of credentials, whose files are read at the start and by `refresh`."""
 
     def __init__(
-        self, credentials: Credentials | None = None, max_message_bytes: int = MAX_INNER_MESSAGE_BYTES
+        self,
+        credentials: Credentials | None = None,
+        max_message_bytes: int = MAX_INNER_MESSAGE_BYTES,
+        max_received_bytes: int | None = None,
     ) -> None:
-        """None: clear text, without a token. CredentialsError, naming option and file, for what cannot be used."""
+        """None: clear text, without a token. CredentialsError, naming option and file, for what cannot be used.
+
+        `max_received_bytes`: of one message, where that is less than of one that is sent.
+        """
         self._credentials = credentials or Credentials()
         self._max_message_bytes = max_message_bytes
+        self._max_received_bytes = max_received_bytes
         paths = (self._credentials.tls_ca, self._credentials.tls_client_cert, self._credentials.tls_client_key)
         self._files = WatchedFiles(*(path for path in paths if path is not None))
         self._tls = _channel_credentials(self._credentials)
@@ -85,7 +92,13 @@ class Dialer:
     def open(self, address: str) -> grpc.aio.Channel:
         """A channel to HOST:PORT on the running event loop; raises as `check`."""
         self.check(address)
-        return open_channel(address, self._max_message_bytes, self._tls, self._credentials.tls_server_name)
+        return open_channel(
+            address,
+            self._max_message_bytes,
+            self._tls,
+            self._credentials.tls_server_name,
+            self._max_received_bytes,
+        )
 
     def open_blocking(self, address: str) -> grpc.Channel:
         """`open`, for threads."""

@@ -18,7 +18,7 @@ from engine.backends.base import SpeculativeEngine
 from engine.backends.toy_backend import LogitsOf, ToyEngine, hashed_logits
 from orchestrator.addresses import find_addresses
 from orchestrator.breaker import Backoff
-from orchestrator.pools import DraftPool, PoolTimes, TargetPool, draft_pool, target_pool
+from orchestrator.pools import DraftPool, PoolTimes, TargetPool, draft_dialer, draft_pool, target_pool
 from orchestrator.replica_link import DraftLink, TargetLink
 from orchestrator.server import OrchestratorServicer, OrchestratorSettings
 from orchestrator.tracing import Tracer
@@ -246,7 +246,12 @@ async def orchestrating(
     """An orchestrator in front of running replicas, and a client of it."""
     vocabulary = target.vocabulary
     targets = target_pool(find_addresses(target.address), vocabulary, "toy", QUICK)
-    drafts = None if draft is None else draft_pool(find_addresses(draft.address), vocabulary, "toy", targets, QUICK)
+    dialer = draft_dialer(trusts=(settings or SETTINGS).trusts_drafts)
+    drafts = (
+        None
+        if draft is None
+        else draft_pool(find_addresses(draft.address), vocabulary, "toy", targets, QUICK, dialer)
+    )
     pools: list[TargetPool | DraftPool] = [pool for pool in (targets, drafts) if pool is not None]
     for pool in pools:
         await pool.start()

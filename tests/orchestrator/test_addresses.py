@@ -1,6 +1,7 @@
 """Where replicas are found: named, by DNS, in a file; what cannot be an address is refused by name."""
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,12 @@ def test_a_file_is_read_again_each_time(tmp_path: Path) -> None:
     path.write_text("a:1\nb\n")
     with pytest.raises(AddressError, match=f"{path}: address 'b'"):
         asyncio.run(find())  # type: ignore[arg-type]
+
+
+def test_a_pipe_in_the_file_s_place_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "targets")
+    with pytest.raises(AddressError, match="is not a regular file"):
+        found(f"file:{tmp_path / 'targets'}")
 
 
 def test_a_host_name_gives_every_address_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from orchestrator.draft_length import AcceptanceKnown, DraftLength
 from orchestrator.draft_session import DraftSession
 from orchestrator.replica_api import DRAFT_API
 from orchestrator.sequence import Sequence
@@ -258,6 +259,25 @@ def test_no_session_is_opened_on_a_draft_that_is_shutting_down() -> None:
         scenario.link.load = Load(draining=True)
         assert await scenario.round() == ()
         assert scenario.link.sent == []
+
+    play(act)
+
+
+def test_a_session_for_which_nothing_is_drafted_leaves_a_draft_that_is_shutting_down() -> None:
+    async def act(scenario: Scenario) -> None:
+        other: Draft = FakeLink(DRAFT_API, lambda _: None)
+        handle = SessionHandle(OnePlace(scenario.link, other), SessionId(1), Deadline(None))
+        load = Load(step_sessions=1.0)
+        length = DraftLength(AcceptanceKnown(), scenario.sequence.stats, lambda: load)
+        scenario.session = DraftSession(handle, vocab_size=64, length=length)
+        assert await scenario.round() == (5, 6)
+        load = Load(step_sessions=64.0, step_overhead_rows=10.0)
+        assert await scenario.round() == ()
+        assert scenario.link.kinds == ["open", "propose"]
+        scenario.link.load = Load(draining=True)
+        assert await scenario.round() == ()
+        assert scenario.link.kinds == ["open", "propose", "close"]
+        assert scenario.num_fallbacks == 0
 
     play(act)
 

@@ -69,6 +69,21 @@ def test_the_open_travels_with_the_first_round_and_is_not_waited_for() -> None:
     asyncio.run(scenario())
 
 
+def test_a_target_says_of_no_round_that_it_took_longer_than_was_waited_for_it() -> None:
+    async def scenario() -> None:
+        verdict = pb.VerifyResult.FromString(VERDICT.SerializeToString())
+        verdict.verdict.timing.queue_us = verdict.verdict.timing.compute_us = 2**64 - 1
+        link: Target = FakeLink(TARGET_API, answering(verdict))
+        sequence, target = make_sequence(), session(link)
+        for _ in range(3):
+            await target.verify(sequence, DRAFTS)
+        stats = sequence.stats
+        assert 0 <= stats.verify_timing.compute_us <= 1e6 * stats.verify_wait_s
+        assert stats.to_proto().verify_timing.compute_us == stats.verify_timing.compute_us
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_SESSION, ErrorCode.PREFIX_MISMATCH])
 def test_a_session_the_target_does_not_have_is_opened_again_and_the_round_repeated(code: ErrorCode) -> None:
     async def scenario() -> None:

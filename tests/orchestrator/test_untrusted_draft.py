@@ -12,7 +12,9 @@ from orchestrator.replica_link import HandshakeError
 from orchestrator.server import OrchestratorSettings
 from tandem.client import UnsupportedError
 from tandem.draft.v1 import draft_pb2 as pb
+from tandem.serving.channels import MAX_UNTRUSTED_MESSAGE_BYTES
 from tandem.serving.item_stream import MAX_MESSAGE_ITEMS
+from tests.orchestrator.fakes import until
 from tests.orchestrator.hostile import HostileDraft, Lie, an_honest_face, answered, proposing
 from tests.orchestrator.services import (
     VOCAB,
@@ -229,5 +231,29 @@ def test_under_rejection_a_lying_q_does_change_the_text_which_is_why() -> None:
         assert (
             result.token_ids.count(0) >= result.speculation.num_draft_tokens == result.speculation.num_accepted > 8
         )
+
+    run(scenario())
+
+
+def test_a_large_message_of_an_untrusted_draft_is_not_even_read() -> None:
+    """Its bytes alone, all of them empty results, would hold the event loop for seconds."""
+    large = pb.ProposeResponse(
+        results=[pb.ProposeResult()] * (MAX_UNTRUSTED_MESSAGE_BYTES // 2)
+    ).SerializeToString()
+    assert len(large) >= MAX_UNTRUSTED_MESSAGE_BYTES - 1
+
+    async def scenario() -> None:
+        async with replicas(None) as (target, _), orchestrating(target, None) as alone:
+            expected = await token_lists(alone, PROMPTS, **GREEDY)
+            draft = HostileDraft(lambda _: [large + b"\x0a\x00"])
+            await draft.start()
+            try:
+                async with orchestrating(target, draft, WARY) as stack:
+                    assert stack.draft_link is not None
+                    failed = stack.draft_link.why_not
+                    assert await token_lists(stack, PROMPTS, **GREEDY) == expected
+                    await until(lambda: "larger than max" in failed())
+            finally:
+                await draft.stop()
 
     run(scenario())
