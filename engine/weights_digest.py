@@ -1,4 +1,4 @@
-"""Whether two engines have the same weights, in a word."""
+"""Whether two engines have the same weights, and do the same with them, in a word."""
 
 import hashlib
 import zlib
@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 
 
-def weights_digest(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """SHA-256 (hex) over name, dtype, shape and CRC-32 of the values of every tensor, in the order of their names.
+def weights_digest(weights: Iterable[tuple[str, torch.Tensor]], config: str = "") -> str:
+    """SHA-256 (hex) over the config, and name, dtype, shape and CRC-32 of every tensor, in the order of their names.
 
     Give it the weights as they are computed with: then it does not depend on files, their order or their precision.
     Every byte is read. A CRC is enough, since nobody makes weights to deceive this, and takes 0.6 s for each GB where
@@ -17,7 +17,7 @@ def weights_digest(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
     lines = sorted(
         f"{name} {weight.dtype} {list(weight.shape)} {zlib.crc32(_bytes_of(weight))}\n" for name, weight in weights
     )
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+    return hashlib.sha256("".join([*lines, config]).encode()).hexdigest()
 
 
 def _bytes_of(weight: torch.Tensor) -> memoryview:

@@ -1,5 +1,6 @@
 """From a model's files to a running engine over transformers: what of it can be made invariant, proved, said."""
 
+import json
 import logging
 import time
 from pathlib import Path
@@ -21,6 +22,8 @@ from tandem.defaults import MAX_STEP_TOKENS
 
 _log = logging.getLogger(__name__)
 
+_ORIGIN = {"_name_or_path", "architectures", "transformers_version"}
+
 
 def load_transformers_engine(
     path: Path,
@@ -41,7 +44,9 @@ def load_transformers_engine(
     start = time.perf_counter()
     model = _load(path, dtype, max_context)
     # Now: the linears are about to be packed. Buffers too, rotary frequencies are among them.
-    digest = weights_digest((*model.model.named_parameters(), *model.model.named_buffers()))
+    digest = weights_digest(
+        (*model.model.named_parameters(), *model.model.named_buffers()), _config_text(model.model.config)
+    )
     tokens = probe_tokens(model.vocab_size, model.max_context)[0]
     reference = whole_text_logits(model, tokens)
     layout = find_layout(model)
@@ -76,6 +81,12 @@ def load_transformers_engine(
         deterministic=report.passed,
         numerics_fingerprint=fingerprint,
     )
+
+
+def _config_text(config: transformers.PreTrainedConfig) -> str:
+    """What is not about where the model came from. A window decides only rows past it, which no short text has."""
+    said = {name: value for name, value in config.to_dict().items() if name not in _ORIGIN}
+    return json.dumps(said, sort_keys=True, default=str)
 
 
 def _load(path: Path, dtype: str, max_context: int | None) -> CausalModel:

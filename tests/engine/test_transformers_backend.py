@@ -76,6 +76,15 @@ def test_an_engine_that_says_it_is_deterministic_gives_a_row_the_same_bits_howev
         engine.release(sequence)
 
 
+def test_models_that_differ_only_past_the_self_test_s_texts_have_other_fingerprints(tmp_path: Path) -> None:
+    found = []
+    for number, window in enumerate((100, 200, 100)):
+        directory = tmp_path / str(number)
+        tiny.save(directory, "window", sliding_window=window)
+        found.append(tiny.load(directory).capabilities.numerics_fingerprint)
+    assert found[0] == found[2] != found[1]
+
+
 @pytest.mark.parametrize("name", ["softcap", "experts", "state"])
 def test_a_model_that_cannot_be_made_invariant_says_so_and_runs(load: Load, name: str) -> None:
     assert not load(name).capabilities.deterministic
