@@ -194,7 +194,11 @@ def up(
                 typer.echo(f"{service:<12} {address}")
             is_ready = True
             typer.echo("ready")
-            ended = cluster.wait_for_end()
+            try:
+                ended = cluster.wait_for_end()
+            except KeyboardInterrupt:
+                typer.echo("stopping: answers that run have their time to end")
+                raise
             raise fail(f"the {ended.service} service ended with exit code {ended.process.returncode}")
     except (ServiceStartError, cluster_options.OptionError, AddressError) as error:
         raise fail(str(error)) from error

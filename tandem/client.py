@@ -42,11 +42,12 @@ from tandem.client_resume import Patience
 from tandem.credentials import Credentials
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.serving.channels import MAX_APPLICATION_MESSAGE_BYTES
+from tandem.serving.channels import MAX_APPLICATION_MESSAGE_BYTES, AddressError
 from tandem.serving.dialer import Dialer
 from tandem.serving.pem import CredentialsError
 
 __all__ = [
+    "AddressError",
     "Answer",
     "Chunk",
     "Credentials",

@@ -35,10 +35,11 @@ class GenerationBase:
         self._folder = AnswersFolder(self._sample_indices)
         self._resumption = Resumption(request, self._folder, patience)
         self._is_used = False
+        self._has_ended = False
 
     @property
     def num_resumes(self) -> int:
-        """Times that the generation went on with another call."""
+        """Calls after the first, those that reached nobody included."""
         return self._resumption.num_resumes
 
     @property
@@ -49,6 +50,11 @@ class GenerationBase:
     @property
     def results(self) -> list[GenerationResult]:
         """The finished answers, by sample index; TandemError before the iteration has come to its end."""
+        if not self._has_ended:
+            raise TandemError(
+                "CANCELLED",
+                "this generation was not iterated to its end; `answers`, `text` and `token_ids` have what has come",
+            )
         return self._folder.finish()
 
     @property
@@ -115,6 +121,7 @@ class Generation(GenerationBase):
             finally:
                 call.cancel()
             await asyncio.sleep(wait_s)
+        self._has_ended = True
         self._folder.finish()
 
 
@@ -139,4 +146,5 @@ class SyncGeneration(GenerationBase):
             finally:
                 call.cancel()
             time.sleep(wait_s)
+        self._has_ended = True
         self._folder.finish()

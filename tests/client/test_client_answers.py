@@ -140,7 +140,7 @@ def test_after_an_error_every_answers_text_and_tokens_so_far_remain() -> None:
             assert (unfinished.logprobs, finished.logprobs) == ((TokenLogprobs(-0.5, 1),), ())
             assert finished.result is not None
             assert (finished.text, finished.result.text) == ("ab", "ab")
-            with pytest.raises(TandemError, match="1 of 2 answers"):
+            with pytest.raises(TandemError, match=r"^CANCELLED: .*not iterated to its end"):
                 _ = generation.results
 
     run(scenario())

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from orchestrator.__main__ import _dialer, build_parser
+from orchestrator.__main__ import _credentials, build_parser
 from orchestrator.addresses import shared_host
 from orchestrator.breaker import Backoff
 from orchestrator.replica_api import TARGET_API
@@ -73,9 +73,8 @@ def test_a_replica_that_was_looked_up_must_show_a_certificate_for_the_name_that_
     authority = Authority(tmp_path)
     target, own = authority.issue("target", ("target",)), authority.issue("own", ("orchestrator",))
     shown = ["--tls-ca", str(authority.ca), "--tls-client-cert", str(own.cert), "--tls-client-key", str(own.key)]
-    dialer = _dialer(
-        build_parser().parse_args(["--toy-vocab", "8", "--target", found_at, *shown, *options]), found_at
-    )
+    parsed = build_parser().parse_args(["--toy-vocab", "8", "--target", found_at, *shown, *options])
+    dialer = Dialer(_credentials(parsed, found_at))
 
     async def scenario() -> None:
         async with serving(FakeTarget(), target, authority.ca) as address, linked(address, dialer) as link:
@@ -90,7 +89,7 @@ def test_a_replica_that_was_looked_up_must_show_a_certificate_for_the_name_that_
 
 def test_a_name_to_look_up_is_no_wish_for_tls() -> None:
     options = build_parser().parse_args(["--toy-vocab", "8", "--target", "dns:target:50051"])
-    assert _dialer(options, options.target).is_overheard("10.0.0.1:1")
+    assert Dialer(_credentials(options, options.target)).is_overheard("10.0.0.1:1")
 
 
 def test_a_link_that_is_made_again_shows_and_believes_what_its_files_say_by_then(tmp_path: Path) -> None:
