@@ -16,7 +16,7 @@ from loadtest.idle import wait_idle
 from loadtest.soak.gates import SystemRun, all_gates
 from loadtest.soak.monitor import Monitor
 from loadtest.soak.report import page, write
-from loadtest.soak.systems import Load, LocustRun, real_plan, record_answers, toy_plan
+from loadtest.soak.systems import REAL_KV_MEMORY, Load, LocustRun, real_plan, record_answers, toy_plan
 from tandem.client import SyncTandemClient
 from tandem.processes import ClusterPlan, LocalCluster, ServiceStartError
 from tandem.serving.options import make_parser, positive_int
@@ -104,7 +104,7 @@ def make_systems(options: argparse.Namespace) -> list[System]:
             "real",
             real_plan(options.model, options.dtype),
             real,
-            f"{options.model}, {options.dtype}, one thread, drafts by prompt lookup; {words(real)}",
+            f"{options.model}, {options.dtype}, one thread, {REAL_KV_MEMORY} of key-value memory, drafts by prompt lookup; {words(real)}",
         ),
         System(
             "toy",

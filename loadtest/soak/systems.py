@@ -18,6 +18,8 @@ from tandem.cluster_options import ClusterChoice, PassedOptions
 from tandem.defaults import NUM_DRAFT_TOKENS
 from tandem.processes import ClusterPlan
 
+REAL_KV_MEMORY = "160M"  # of the demo model 217 blocks; the answers of 24 requests take 235
+
 _LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 _LEAVE_WITHIN_S = 10  # a user that has to go finishes its answer, or hangs up after so long
 
@@ -46,8 +48,12 @@ class Load:
 
 
 def real_plan(model: str, dtype: str) -> ClusterPlan:
-    """One thread for the target, drafts by prompt lookup."""
-    return ClusterChoice(model, dtype, None, True, NUM_DRAFT_TOKENS, 1).plan()
+    """One thread for the target, drafts by prompt lookup, and a pool that the recorded answers alone fill.
+
+    The pages of a pool are resident from their first use on: one that never fills grows as its cache does.
+    """
+    passed = PassedOptions(kv_memory=REAL_KV_MEMORY)
+    return ClusterChoice(model, dtype, None, True, NUM_DRAFT_TOKENS, 1, passed=passed).plan()
 
 
 def toy_plan(toy: str, max_requests: int) -> ClusterPlan:
