@@ -104,7 +104,8 @@ def make_systems(options: argparse.Namespace) -> list[System]:
             "real",
             real_plan(options.model, options.dtype),
             real,
-            f"{options.model}, {options.dtype}, one thread, {REAL_KV_MEMORY} of key-value memory, drafts by prompt lookup; {words(real)}",
+            f"{options.model}, {options.dtype}, one thread, {REAL_KV_MEMORY} of key-value memory, drafts by prompt "
+            f"lookup; {words(real)}",
         ),
         System(
             "toy",
