@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from tandem.serving.load_metrics import StepMetrics, add_load_metrics
+from tandem.serving.memory_metrics import add_memory_metrics
 from tandem.serving.metrics import Metrics
 from tandem.serving.speculation_metrics import DraftCounts, round_phases
 from tandem.types import ItemError, ItemTiming, Load, Proposal
@@ -19,6 +20,7 @@ class DraftMetrics:
         self.steps = StepMetrics(self.all)
         self._errors = self.all.counters("tandem_item_errors_total", "Items answered with an error.", "code")
         add_load_metrics(self.all, load)
+        add_memory_metrics(self.all)
 
     def count_proposal(self, proposal: Proposal, timing: ItemTiming) -> None:
         """A round was answered; one that no draft can be of use to took no time."""

@@ -1,7 +1,10 @@
-"""What a target process of the native engine takes in memory: weights, pool, and the rest."""
+"""What processes take in memory, and what a target process of the native engine should: weights, pool, and the rest."""
 
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from engine.backends.torch_loading import DTYPES
 from engine.models.config import LoadedModel
@@ -79,3 +82,24 @@ def _status_bytes(pid: int, field: str) -> int:
         if name == field:
             return int(value.split()[0]) * 1024
     raise ValueError(f"process {pid} has no {field}: it has ended")
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """What a process has taken from its allocators and not given back yet, as its metrics tell."""
+
+    malloc_bytes: int  # of the C library's, tensors included
+    python_blocks: int
+
+
+def allocated(metrics_address: str, timeout_s: float = 5.0) -> Allocated | None:
+    """None when there is no answer in time; ValueError where the C library does not count."""
+    try:
+        with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=timeout_s) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return None
+    samples = {one.name: one.value for family in text_string_to_metric_families(text) for one in family.samples}
+    if "tandem_malloc_bytes" not in samples:
+        raise ValueError(f"{metrics_address} does not export tandem_malloc_bytes: that takes glibc 2.33 or later")
+    return Allocated(int(samples["tandem_malloc_bytes"]), int(samples["tandem_python_blocks"]))

@@ -10,6 +10,7 @@ from orchestrator.replica_link import DraftLink, TargetLink
 from orchestrator.round_phases import RoundPhases
 from orchestrator.sequence import RoundOutput
 from orchestrator.sequence import Sequence as AnswerSequence
+from tandem.serving.memory_metrics import add_memory_metrics
 from tandem.serving.metrics import SECONDS, Metrics, Numbers
 from tandem.serving.speculation_metrics import VerdictCounts, round_phases
 from tandem.types import FinishReason
@@ -63,6 +64,7 @@ class OrchestratorMetrics:
         )
         metrics.gauge("tandem_requests_running", "Requests that have their place.", num_running)
         _add_replica_metrics(metrics, targets, drafts)
+        add_memory_metrics(metrics)
 
     def count_round(self, sequence: AnswerSequence, output: RoundOutput, phases: RoundPhases) -> None:
         """A round was committed: once for each, in order."""

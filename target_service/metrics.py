@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from tandem.serving.load_metrics import StepMetrics, add_load_metrics
+from tandem.serving.memory_metrics import add_memory_metrics
 from tandem.serving.metrics import WIDTHS, Metrics
 from tandem.serving.speculation_metrics import VerdictCounts, round_phases
 from tandem.types import ItemError, Load, Verdict
@@ -29,6 +30,7 @@ class TargetMetrics:
             "tandem_step_sessions", "Sessions whose rounds a step decides.", lambda: load().step_sessions
         )
         add_load_metrics(self.all, load)
+        add_memory_metrics(self.all)
         self.all.read_counter(
             "tandem_preemptions_total", "Sessions that lost their rows to others.", lambda: load().preemptions
         )

@@ -16,7 +16,16 @@ from loadtest.idle import wait_idle
 from loadtest.soak.gates import SystemRun, all_gates
 from loadtest.soak.monitor import Monitor
 from loadtest.soak.report import page, write
-from loadtest.soak.systems import REAL_KV_MEMORY, Load, LocustRun, real_plan, record_answers, toy_plan
+from loadtest.soak.systems import (
+    REAL_KV_MEMORY,
+    Load,
+    LocustRun,
+    free_ports,
+    metrics_addresses,
+    real_plan,
+    record_answers,
+    toy_plan,
+)
 from tandem.client import SyncTandemClient
 from tandem.processes import ClusterPlan, LocalCluster, ServiceStartError
 from tandem.serving.options import make_parser, positive_int
@@ -31,6 +40,7 @@ class System:
 
     name: str
     plan: ClusterPlan
+    metrics_port: int
     load: Load
     what: str  # for the report
 
@@ -97,19 +107,22 @@ def make_systems(options: argparse.Namespace) -> list[System]:
             f"seed {load.seed}."
         )
 
+    port = free_ports(6)
     real = load(options.real_users, options.real_think, 1)
     toy = load(options.toy_users, options.toy_think, options.processes)
     return [
         System(
             "real",
-            real_plan(options.model, options.dtype),
+            real_plan(options.model, options.dtype, port),
+            port,
             real,
             f"{options.model}, {options.dtype}, one thread, {REAL_KV_MEMORY} of key-value memory, drafts by prompt "
             f"lookup; {words(real)}",
         ),
         System(
             "toy",
-            toy_plan(options.toy, options.toy_max_requests),
+            toy_plan(options.toy, options.toy_max_requests, port + 3),
+            port + 3,
             toy,
             f"toy engine {options.toy}, at most {options.toy_max_requests} requests at once; {words(toy)}",
         ),
@@ -126,7 +139,7 @@ def run(systems: Sequence[System]) -> list[SystemRun]:
             client = stack.enter_context(SyncTandemClient(cluster.addresses["orchestrator"]))
             (folder / system.name).mkdir()
             record_answers(client.address, system.load, folder / system.name / "answers.json")
-            started.append((system, client, Monitor(cluster, client)))
+            started.append((system, client, Monitor(cluster, client, metrics_addresses(system.metrics_port))))
         running = []
         for system, client, monitor in started:
             place = folder / system.name

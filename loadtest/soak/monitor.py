@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from loadtest.memory import own_bytes, resident_bytes
+from loadtest.memory import Allocated, allocated, own_bytes, resident_bytes
 from tandem.client import ServerInfo, SyncTandemClient, TandemError
 from tandem.processes import LocalCluster
 
@@ -16,6 +16,7 @@ class Sample:
     at_s: float  # Unix
     resident: Mapping[str, int]  # bytes, by service
     own: Mapping[str, int]  # of them, those that are no file's
+    allocated: Mapping[str, Allocated]  # by service; without those that did not answer in time
     counters: Mapping[str, int] | None  # None: the orchestrator did not answer in time
 
     @property
@@ -41,6 +42,7 @@ class Monitor:
 
     cluster: LocalCluster
     client: SyncTandemClient
+    metrics_addresses: Mapping[str, str]  # by service
     samples: list[Sample] = field(default_factory=list)
     deaths: list[str] = field(default_factory=list)
 
@@ -53,8 +55,10 @@ class Monitor:
         pids = {one.service: one.process.pid for one in self.cluster.services}
         resident = {service: resident_bytes(pid) for service, pid in pids.items()}
         own = {service: own_bytes(pid) for service, pid in pids.items()}
+        taken = {service: allocated(address) for service, address in self.metrics_addresses.items()}
         try:
             counters = counters_of(self.client.info(timeout=5.0))
         except TandemError:  # a busy machine; the next look is soon
             counters = None
-        self.samples.append(Sample(time.time(), resident, own, counters))
+        known = {service: one for service, one in taken.items() if one is not None}
+        self.samples.append(Sample(time.time(), resident, own, known, counters))

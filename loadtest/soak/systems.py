@@ -1,6 +1,7 @@
 """The systems under load, each of real processes, and locust's processes that load them."""
 
 import json
+import random
 import socket
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from tandem.processes import ClusterPlan
 REAL_KV_MEMORY = "160M"  # of the demo model 217 blocks; the answers of 24 requests take 235
 
 _LOCUSTFILE = Path(__file__).with_name("locustfile.py")
+_OWN_PORTS = (20_000, 30_000)
+_TRIES = 100
 _LEAVE_WITHIN_S = 10  # a user that has to go finishes its answer, or hangs up after so long
 
 
@@ -47,19 +50,32 @@ class Load:
         return max(1, int(min(_LEAVE_WITHIN_S, (end - begin) / 3)))
 
 
-def real_plan(model: str, dtype: str) -> ClusterPlan:
+def real_plan(model: str, dtype: str, metrics_port: int) -> ClusterPlan:
     """One thread for the target, drafts by prompt lookup, and a pool that the recorded answers alone fill.
 
     The pages of a pool are resident from their first use on: one that never fills grows as its cache does.
     """
     passed = PassedOptions(kv_memory=REAL_KV_MEMORY)
-    return ClusterChoice(model, dtype, None, True, NUM_DRAFT_TOKENS, 1, passed=passed).plan()
+    metrics = f"127.0.0.1:{metrics_port}"
+    return ClusterChoice(
+        model, dtype, None, True, NUM_DRAFT_TOKENS, 1, passed=passed, metrics_address=metrics
+    ).plan()
 
 
-def toy_plan(toy: str, max_requests: int) -> ClusterPlan:
+def toy_plan(toy: str, max_requests: int, metrics_port: int) -> ClusterPlan:
     """A toy target, and a toy draft that is often right."""
     passed = PassedOptions(max_requests=max_requests)
-    return ClusterChoice("", "float32", toy_draft(toy), False, NUM_DRAFT_TOKENS, 1, toy, passed=passed).plan()
+    metrics = f"127.0.0.1:{metrics_port}"
+    return ClusterChoice(
+        "", "float32", toy_draft(toy), False, NUM_DRAFT_TOKENS, 1, toy, passed=passed, metrics_address=metrics
+    ).plan()
+
+
+def metrics_addresses(port: int) -> dict[str, str]:
+    """Of a plan's services, by service."""
+    return {
+        service: f"127.0.0.1:{port + offset}" for offset, service in enumerate(("orchestrator", "target", "draft"))
+    }
 
 
 def record_answers(address: str, load: Load, file: Path) -> None:
@@ -121,12 +137,23 @@ def locust_command(address: str, load: Load, answers: Path, figures: Path) -> Se
     command += [text for name, value in options.items() for text in (name, str(value))]
     if load.num_processes == 1:
         return command
-    port = str(free_port())
+    port = str(free_ports(1))
     return [*command, "--processes", str(load.num_processes), "--master-bind-port", port, "--master-port", port]
 
 
-def free_port() -> int:
-    """For locust's master and workers, so that several can run on a machine."""
+def free_ports(number: int) -> int:
+    """The first of so many free ports in a row, below those that the system gives to connections."""
+    for _ in range(_TRIES):
+        first = random.randrange(*_OWN_PORTS)
+        if all(map(_is_free, range(first, first + number))):
+            return first
+    raise ValueError(f"no {number} free ports in a row found from {_OWN_PORTS[0]} to {_OWN_PORTS[1]}")
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
