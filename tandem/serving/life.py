@@ -19,11 +19,11 @@ from typing import TextIO
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from tandem.serving.channels import check_bind_address, parse_address, server_options
 from tandem.serving.errors import LifecycleInterceptor
+from tandem.serving.health import Health
 from tandem.serving.server_tls import ServerTls
 from tandem.serving.stalls import STALL_S
 
@@ -132,9 +132,7 @@ def _stop_at_eof(stopping: asyncio.Event) -> None:
     loop.add_reader(descriptor, read)
 
 
-async def _tell_health(
-    health: health_aio.HealthServicer, service_name: str, is_healthy: Callable[[], bool]
-) -> None:
+async def _tell_health(health: Health, service_name: str, is_healthy: Callable[[], bool]) -> None:
     """Set the state of the process ("") and of the service at once, and whenever it changes."""
     known: bool | None = None
     while True:
@@ -144,10 +142,7 @@ async def _tell_health(
                     logging.INFO if now else logging.ERROR, "%s is %shealthy", service_name, "" if now else "not "
                 )
             known = now
-            states = health_pb2.HealthCheckResponse
-            state = states.SERVING if now else states.NOT_SERVING
-            await health.set("", state)
-            await health.set(service_name, state)
+            health.set(is_serving=now)
         await asyncio.sleep(_HEALTH_EVERY_S)
 
 
@@ -193,7 +188,7 @@ async def run_server(
         interceptors=[lifecycle, *interceptors],
         options=server_options(settings.max_message_bytes),
     )
-    health = health_aio.HealthServicer()
+    health = Health("", settings.service_name)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     register(server)
     if settings.reflection:
@@ -213,8 +208,9 @@ async def run_server(
             await stopping.wait()
         finally:
             watch.cancel()
-            await health.enter_graceful_shutdown()
+            health.drain()
             if on_drain is not None:
                 await on_drain()
+            health.end()  # nobody who watches keeps the server from ending
             await _stop(server, lifecycle, settings.grace_s)
             _log.info("stopped %s", settings.service_name)

@@ -7,12 +7,12 @@ from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
 
 from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.serving.errors import LifecycleInterceptor
+from tandem.serving.health import Health
 from tandem.serving.server_tls import ServerTls
 
 
@@ -117,7 +117,9 @@ async def serving(
     """The address of a running server."""
     server = grpc.aio.server(interceptors=[LifecycleInterceptor(), *interceptors])
     orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server)
-    health_pb2_grpc.add_HealthServicer_to_server(health_aio.HealthServicer(), server)
+    health = Health("")
+    health.set(is_serving=True)
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
     if tls is None:
         port = server.add_insecure_port("127.0.0.1:0")
     else:
