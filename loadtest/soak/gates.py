@@ -1,17 +1,20 @@
 """What a soak must have shown, each gate in words with what was seen and its limit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from loadtest.churn.calls import Ending
 from loadtest.figures import Figures
 from loadtest.schedule import Schedule
-from loadtest.soak.monitor import Sample
+from loadtest.soak.monitor import Sample, malloc_bytes_of, python_blocks_of
 from loadtest.trend import theil_sen
 
 MIN_TREND_S = 600.0  # what allocators do in a minute looks like growth
 CANCELLED_STREAM_BYTES = 200  # what gRPC keeps for good of a stream that is cut short: 100 to 200 were measured
-ALLOCATOR_BYTES = 8 << 20  # what a process's allocator moves between two equal loads
+ALLOCATOR_BYTES = 8 << 20  # what a process's allocator keeps more or less of between two equal loads
+MALLOC_BYTES = 2 << 20  # that grow and shrink as the load happens to be
+PYTHON_BLOCKS = 10_000  # likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,20 @@ class SystemRun:
     @property
     def warm(self) -> list[Sample]:
         """Samples from the end of the warm-up to the end of the schedule."""
-        begin, end = self.started_at + self.warm_up_s, self.started_at + self.schedule.seconds
-        return [sample for sample in self.samples if begin <= sample.at_s <= end]
+        return self._between(self.warm_up_s, self.schedule.seconds)
+
+    @property
+    def last_cycle(self) -> list[Sample]:
+        """Samples of as long a time as the warm-up, at the end of the schedule."""
+        return self._between(self.schedule.seconds - self.warm_up_s, self.schedule.seconds)
+
+    @property
+    def first(self) -> list[Sample]:
+        """Samples until the end of the warm-up."""
+        return [sample for sample in self.samples if sample.at_s <= self.started_at + self.warm_up_s]
+
+    def _between(self, begin_s: float, end_s: float) -> list[Sample]:
+        return [sample for sample in self.samples if begin_s <= sample.at_s - self.started_at <= end_s]
 
 
 def all_gates(runs: Sequence[SystemRun]) -> list[tuple[str, Gate]]:
@@ -124,30 +139,48 @@ def _memory(run: SystemRun) -> list[Gate]:
     seconds = run.schedule.seconds - run.warm_up_s
     if seconds < MIN_TREND_S or len(run.warm) < 2:
         reason = f"not judged: {max(seconds, 0):.0f} s after the warm-up, a trend needs {MIN_TREND_S:.0f} s"
-        return [Gate("own resident memory does not grow", reason, "–", None)]
-    allowed = allowed_growth_bytes(run)
+        return [Gate("memory does not grow", reason, "–", None)]
+    return [gate for service in run.warm[0].own for gate in _memory_of(service, run)]
+
+
+def _memory_of(service: str, run: SystemRun) -> list[Gate]:
+    streams = cut_short_bytes(run)
+    blocks = growth(run, python_blocks_of, service)
+    above = median(one.own[service] for one in run.last_cycle) - max(one.own[service] for one in run.first)
     return [
+        _mib_gate(
+            f"growth of what malloc has given to the {service} process",
+            growth(run, malloc_bytes_of, service),
+            MALLOC_BYTES + streams,
+        ),
         Gate(
-            f"growth of the {service} process's own resident memory after the warm-up",
-            f"{growth / 2**20:+.2f} MiB",
-            f"{allowed / 2**20:.2f} MiB",
-            growth <= allowed,
-        )
-        for service, growth in growths(run).items()
+            f"growth of the {service} process's Python blocks",
+            "not known" if blocks is None else f"{blocks:+,.0f}",
+            f"{PYTHON_BLOCKS:,}",
+            blocks is not None and blocks <= PYTHON_BLOCKS,
+        ),
+        _mib_gate(
+            f"own resident memory of the {service} process in the last cycle, above the most in the first",
+            above,
+            ALLOCATOR_BYTES + streams,
+        ),
     ]
 
 
-def growths(run: SystemRun) -> dict[str, float]:
-    """Bytes by service: the robust slope times the time after the warm-up."""
-    warm = run.warm
-    times = [sample.at_s for sample in warm]
-    return {
-        service: theil_sen(times, [sample.own[service] for sample in warm]) * (times[-1] - times[0])
-        for service in warm[0].own
-    }
+def _mib_gate(name: str, num_bytes: float | None, limit: float) -> Gate:
+    seen = "not known" if num_bytes is None else f"{num_bytes / 2**20:+.2f} MiB"
+    return Gate(name, seen, f"{limit / 2**20:.2f} MiB", num_bytes is not None and num_bytes <= limit)
 
 
-def allowed_growth_bytes(run: SystemRun) -> float:
-    """After the warm-up: the allocator's, and gRPC's for the streams that were cut short in that time, in share."""
-    share = 1 - run.warm_up_s / run.schedule.seconds
-    return ALLOCATOR_BYTES + CANCELLED_STREAM_BYTES * run.num_cut_short * share
+def growth(run: SystemRun, read: Callable[[Sample], Mapping[str, int]], service: str) -> float | None:
+    """Of a figure after the warm-up: the robust slope times the time; None where half of the samples lack it."""
+    points = [(one.at_s, float(read(one)[service])) for one in run.warm if service in read(one)]
+    if len(points) < max(2, len(run.warm) / 2):
+        return None
+    times = [at_s for at_s, _ in points]
+    return theil_sen(times, [value for _, value in points]) * (times[-1] - times[0])
+
+
+def cut_short_bytes(run: SystemRun) -> float:
+    """What gRPC keeps of the streams that were cut short after the warm-up, in share."""
+    return CANCELLED_STREAM_BYTES * run.num_cut_short * (1 - run.warm_up_s / run.schedule.seconds)

@@ -25,6 +25,26 @@ class Sample:
         return self.counters is not None and not any(self.counters.values())
 
 
+def resident_bytes_of(sample: Sample) -> Mapping[str, int]:
+    """By service; pages of files included."""
+    return sample.resident
+
+
+def own_bytes_of(sample: Sample) -> Mapping[str, int]:
+    """By service, resident and no file's."""
+    return sample.own
+
+
+def malloc_bytes_of(sample: Sample) -> Mapping[str, int]:
+    """By service, where known: what malloc has given out."""
+    return {service: one.malloc_bytes for service, one in sample.allocated.items()}
+
+
+def python_blocks_of(sample: Sample) -> Mapping[str, int]:
+    """By service, where known."""
+    return {service: one.python_blocks for service, one in sample.allocated.items()}
+
+
 def counters_of(info: ServerInfo) -> dict[str, int]:
     """What must be 0 when nobody asks for anything."""
     return {

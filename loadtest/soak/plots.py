@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from loadtest.figures import Figures
 from loadtest.line_plot import Line, Panel, draw
 from loadtest.soak.gates import SystemRun
-from loadtest.soak.monitor import Sample
+from loadtest.soak.monitor import Sample, malloc_bytes_of, own_bytes_of
 
 _MINUTES = "minutes since the load began"
 
@@ -13,8 +13,8 @@ _MINUTES = "minutes since the load began"
 def plots(runs: Sequence[SystemRun]) -> Mapping[str, str]:
     """SVG by name; none of what never happened."""
     panels = {
-        "memory": [panel for run in runs for panel in _memory(run, "own memory", lambda sample: sample.own)],
-        "resident": [panel for run in runs for panel in _memory(run, "all memory", lambda sample: sample.resident)],
+        "malloc": [panel for run in runs for panel in _memory(run, "given by malloc", malloc_bytes_of)],
+        "resident": [panel for run in runs for panel in _memory(run, "own resident memory", own_bytes_of)],
         "requests": [_requests(run) for run in runs],
         "latency": [panel for run in runs for panel in _latency(run)],
         "blocks": [_counters(run, ("used blocks at the target", "used blocks at the draft")) for run in runs],
@@ -34,7 +34,16 @@ def _memory(run: SystemRun, title: str, sizes: Callable[[Sample], Mapping[str, i
     return [
         Panel(
             f"{run.name}, {service}: {title}, MiB",
-            [Line(service, [(_minutes(run, one.at_s), sizes(one)[service] / 2**20) for one in run.samples])],
+            [
+                Line(
+                    service,
+                    [
+                        (_minutes(run, one.at_s), sizes(one)[service] / 2**20)
+                        for one in run.samples
+                        if service in sizes(one)
+                    ],
+                )
+            ],
         )
         for service in run.samples[0].resident
     ]

@@ -1,13 +1,22 @@
 """The soak in words, tables and plots."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from engine.bench_report import machine_lines, table
 from loadtest.churn.calls import Ending
 from loadtest.figures import WINDOW_S, acceptance_rate, tokens_a_round
-from loadtest.soak.gates import ALLOCATOR_BYTES, CANCELLED_STREAM_BYTES, Gate, SystemRun, all_gates
-from loadtest.soak.monitor import Sample
+from loadtest.soak.gates import (
+    ALLOCATOR_BYTES,
+    CANCELLED_STREAM_BYTES,
+    MALLOC_BYTES,
+    PYTHON_BLOCKS,
+    Gate,
+    SystemRun,
+    all_gates,
+    growth,
+)
+from loadtest.soak.monitor import Sample, malloc_bytes_of, own_bytes_of, python_blocks_of, resident_bytes_of
 from loadtest.soak.plots import plots
 from loadtest.versions import versions_line
 
@@ -24,11 +33,16 @@ one, text and tokens; one that was cut short must be a beginning of it. A refusa
 places are taken, and must say when to come back; any other end is a failure.
 
 Inter-token latency is the time between two chunks of an answer as a user sees it; a chunk has a round's tokens.
-Latencies are known within 1 %, over windows of {WINDOW_S} s in the plots. The first cycle is the warm-up. The trend of
-memory is the Theil–Sen slope of each process's own resident memory over all samples after it, times the time they span;
-pages of files, which the kernel takes and gives back as it needs memory, are left out of it. It
-may be {ALLOCATOR_BYTES >> 20} MiB, what allocators move between equal loads, and {CANCELLED_STREAM_BYTES} bytes for
-every stream that was cut short, which gRPC itself is known to keep."""
+Latencies are known within 1 %, over windows of {WINDOW_S} s in the plots.
+
+The first cycle is the warm-up. What a process holds is what its allocators say (`tandem_malloc_bytes`,
+`tandem_python_blocks` of its metrics): what was given out and not freed yet. Its growth is the Theil–Sen slope over all
+samples after the warm-up times the time they span, and may be {MALLOC_BYTES >> 20} MiB and {PYTHON_BLOCKS:,} blocks, as
+the load happens to be, and {CANCELLED_STREAM_BYTES} bytes for every stream that was cut short, which gRPC itself is
+known to keep. Resident memory is that and what allocators keep of what was freed, which moves by tens of MiB between
+equal loads: the median of the last cycle may be {ALLOCATOR_BYTES >> 20} MiB, and those of the streams, above the most
+until the end of the first. Pages of files, which the kernel takes and gives back as it needs memory, are left out of
+both."""
 
 
 def page(runs: Sequence[SystemRun], settings: Sequence[str]) -> str:
@@ -45,9 +59,9 @@ def page(runs: Sequence[SystemRun], settings: Sequence[str]) -> str:
         "",
         *_figures(runs),
         "",
-        "## Resident memory, MiB",
+        "## Memory",
         "",
-        *_resident(runs),
+        *_memory(runs),
         "",
     ]
     for run in runs:
@@ -72,22 +86,31 @@ def _figures(runs: Sequence[SystemRun]) -> list[str]:
     return table(["", *(run.name for run in runs)], rows)
 
 
-def _resident(runs: Sequence[SystemRun]) -> list[str]:
-    rows = []
-    for run in runs:
-        for service in run.samples[0].resident:
-            for kind in ("own", "all"):
-                rows.append([run.name, service, kind, *_sizes(run, service, kind)])
-    return table(["system", "service", "", "before the load", "after the warm-up", "at the end", "most"], rows)
+def _memory(runs: Sequence[SystemRun]) -> list[str]:
+    kinds = [
+        ("given by malloc, MiB", malloc_bytes_of, 2**20),
+        ("Python blocks, thousands", python_blocks_of, 1000),
+        ("resident, own, MiB", own_bytes_of, 2**20),
+        ("resident, all, MiB", resident_bytes_of, 2**20),
+    ]
+    rows = [
+        [run.name, service, kind, *_sizes(run, service, read, unit)]
+        for run in runs
+        for service in run.samples[0].resident
+        for kind, read, unit in kinds
+    ]
+    times = ["before the load", "after the warm-up", "at the end", "most", "growth by slope"]
+    return table(["system", "service", "", *times], rows)
 
 
-def _sizes(run: SystemRun, service: str, kind: str) -> list[str]:
-    def size_of(sample: Sample) -> int:
-        return (sample.own if kind == "own" else sample.resident)[service]
-
-    sizes = [size_of(sample) for sample in run.samples]
-    warm = size_of(run.warm[0]) if run.warm else None
-    return [_decimal(size and size / 2**20, 1) for size in (sizes[0], warm, sizes[-1], max(sizes))]
+def _sizes(run: SystemRun, service: str, read: Callable[[Sample], Mapping[str, int]], unit: float) -> list[str]:
+    sizes = [read(sample)[service] for sample in run.samples if service in read(sample)]
+    if not sizes:
+        return ["–"] * 5
+    warm = [read(sample)[service] for sample in run.warm if service in read(sample)]
+    grown = growth(run, read, service)
+    figures = (sizes[0], warm[0] if warm else None, sizes[-1], max(sizes), grown)
+    return [_decimal(None if figure is None else figure / unit) for figure in figures]
 
 
 def _decimal(value: float | None, decimals: int = 2) -> str:
