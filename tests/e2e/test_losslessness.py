@@ -14,7 +14,7 @@ from tests.losslessness.cells import ALPHA, CELLS, Cell
 
 pytestmark = pytest.mark.model
 
-NUM_TOKENS = 2000
+NUM_TOKENS = 1500
 LOCAL = ["--address", "127.0.0.1:0"]
 
 

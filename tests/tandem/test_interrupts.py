@@ -21,8 +21,9 @@ HANG_S = 120
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """Those of the tests' own process, which goes on after it was interrupted."""
+    """Those of the tests' own process, which goes on after it was interrupted; under nohup as in a terminal."""
     handlers = [signal.getsignal(number) for number in NUMBERS]
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     for number, handler in zip(NUMBERS, handlers, strict=True):
         signal.signal(number, handler)
