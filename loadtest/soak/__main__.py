@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.idle import wait_idle
-from loadtest.soak.gates import SystemRun, all_gates
+from loadtest.soak.gates import SystemRun, all_gates, judges_memory
 from loadtest.soak.monitor import Monitor
 from loadtest.soak.report import page, write
+from loadtest.soak.row_counts import meet_row_counts
 from loadtest.soak.systems import (
     REAL_KV_MEMORY,
     Load,
@@ -42,6 +43,7 @@ class System:
     plan: ClusterPlan
     metrics_port: int
     load: Load
+    keeps_code: bool  # for each number of rows that its target has met
     what: str  # for the report
 
 
@@ -116,6 +118,7 @@ def make_systems(options: argparse.Namespace) -> list[System]:
             real_plan(options.model, options.dtype, port),
             port,
             real,
+            True,
             f"{options.model}, {options.dtype}, one thread, {REAL_KV_MEMORY} of key-value memory, drafts by prompt "
             f"lookup; {words(real)}",
         ),
@@ -124,6 +127,7 @@ def make_systems(options: argparse.Namespace) -> list[System]:
             toy_plan(options.toy, options.toy_max_requests, port + 3),
             port + 3,
             toy,
+            False,
             f"toy engine {options.toy}, at most {options.toy_max_requests} requests at once; {words(toy)}",
         ),
     ]
@@ -138,6 +142,8 @@ def run(systems: Sequence[System]) -> list[SystemRun]:
             cluster = stack.enter_context(LocalCluster(system.plan, quiet=True))
             client = stack.enter_context(SyncTandemClient(cluster.addresses["orchestrator"]))
             (folder / system.name).mkdir()
+            if system.keeps_code and judges_memory(system.load.schedule, system.load.cycle_s):
+                meet_row_counts(client.address)
             record_answers(client.address, system.load, folder / system.name / "answers.json")
             started.append((system, client, Monitor(cluster, client, metrics_addresses(system.metrics_port))))
         running = []

@@ -135,9 +135,14 @@ def _quiet(run: SystemRun) -> list[Gate]:
     return [Gate("quiet phases in which running, sessions and used blocks came to 0", seen, "all", all(quiet))]
 
 
+def judges_memory(schedule: Schedule, warm_up_s: float) -> bool:
+    """Whether a run is long enough for it."""
+    return schedule.seconds - warm_up_s >= MIN_TREND_S
+
+
 def _memory(run: SystemRun) -> list[Gate]:
     seconds = run.schedule.seconds - run.warm_up_s
-    if seconds < MIN_TREND_S or len(run.warm) < 2:
+    if not judges_memory(run.schedule, run.warm_up_s) or len(run.warm) < 2:
         reason = f"not judged: {max(seconds, 0):.0f} s after the warm-up, a trend needs {MIN_TREND_S:.0f} s"
         return [Gate("memory does not grow", reason, "–", None)]
     return [gate for service in run.warm[0].own for gate in _memory_of(service, run)]

@@ -35,14 +35,15 @@ places are taken, and must say when to come back; any other end is a failure.
 Inter-token latency is the time between two chunks of an answer as a user sees it; a chunk has a round's tokens.
 Latencies are known within 1 %, over windows of {WINDOW_S} s in the plots.
 
-The first cycle is the warm-up. What a process holds is what its allocators say (`tandem_malloc_bytes`,
-`tandem_python_blocks` of its metrics): what was given out and not freed yet. Its growth is the Theil–Sen slope over all
-samples after the warm-up times the time they span, and may be {MALLOC_BYTES >> 20} MiB and {PYTHON_BLOCKS:,} blocks, as
-the load happens to be, and {CANCELLED_STREAM_BYTES} bytes for every stream that was cut short, which gRPC itself is
-known to keep. Resident memory is that and what allocators keep of what was freed, which moves by tens of MiB between
-equal loads: the median of the last cycle may be {ALLOCATOR_BYTES >> 20} MiB, and those of the streams, above the most
-until the end of the first. Pages of files, which the kernel takes and gives back as it needs memory, are left out of
-both."""
+Before the load the real target meets every number of rows that a step can have, because oneDNN keeps generated code for
+each of them (`loadtest/soak/row_counts.py`). The first cycle is the warm-up. What a process holds is what its
+allocators say (`tandem_malloc_bytes`, `tandem_python_blocks` of its metrics): what was given out and not freed yet. Its
+growth is the Theil–Sen slope over all samples after the warm-up times the time they span, and may be
+{MALLOC_BYTES >> 20} MiB and {PYTHON_BLOCKS:,} blocks, as the load happens to be, and {CANCELLED_STREAM_BYTES} bytes for
+every stream that was cut short, which gRPC itself is known to keep. Resident memory is that and what allocators keep of
+what was freed, which moves by tens of MiB between equal loads: the median of the last cycle may be
+{ALLOCATOR_BYTES >> 20} MiB, and those of the streams, above the most until the end of the first. Pages of files, which
+the kernel takes and gives back as it needs memory, are left out of it."""
 
 
 def page(runs: Sequence[SystemRun], settings: Sequence[str]) -> str:
