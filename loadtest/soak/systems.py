@@ -138,7 +138,8 @@ def locust_command(address: str, load: Load, answers: Path, figures: Path) -> Se
     if load.num_processes == 1:
         return command
     port = str(free_ports(1))
-    return [*command, "--processes", str(load.num_processes), "--master-bind-port", port, "--master-port", port]
+    master = ["--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--master-port", port]
+    return [*command, "--processes", str(load.num_processes), *master]
 
 
 def free_ports(number: int) -> int:
