@@ -89,6 +89,7 @@ class _ClientBase:
         self.dialer = Dialer(credentials, MAX_APPLICATION_MESSAGE_BYTES)
         for one in self.addresses:
             self.dialer.check(one)
+        self.is_closed = False  # for good; a TandemClient connects again when it is used again
         self._number = 0  # of the address that is called
         self._patience = Patience(num_addresses=len(self.addresses)) if resume else None
 
@@ -217,10 +218,11 @@ class SyncTandemClient(_ClientBase):
                 self._stub(address).GetInfo(pb.GetInfoRequest(), timeout=timeout, metadata=self.dialer.metadata)
             )
         except grpc.RpcError as error:
-            raise from_rpc_error(error, address, timeout, self.dialer) from error
+            raise from_rpc_error(error, address, timeout, self.dialer, is_closed=self.is_closed) from error
 
     def close(self) -> None:
         """Cancel what runs, and disconnect."""
+        self.is_closed = True
         for channel in self._channels.values():
             channel.close()
 
@@ -236,4 +238,6 @@ class SyncTandemClient(_ClientBase):
         return self._stub(address).Generate(request, timeout=timeout, metadata=self.dialer.metadata)
 
     def _stub(self, address: str) -> orchestrator_pb2_grpc.OrchestratorServiceStub:
+        if self.is_closed:
+            raise TandemError("CANCELLED", "the client is closed")
         return orchestrator_pb2_grpc.OrchestratorServiceStub(self._channels[address])

@@ -22,6 +22,11 @@ class Addresses(Protocol):
         """How it is called."""
         ...
 
+    @property
+    def is_closed(self) -> bool:
+        """No more calls: those that ran are cancelled."""
+        ...
+
     def leave(self, address: str) -> None:
         """It could not be reached."""
         ...
@@ -54,7 +59,10 @@ class Calls:
 
     def as_error(self, error: Any) -> TandemError:
         """The typed error of what gRPC raised about the last call."""
-        known = from_rpc_error(error, self._address, self._timeout_s, self._addresses.dialer)
+        addresses = self._addresses
+        known = from_rpc_error(
+            error, self._address, self._timeout_s, addresses.dialer, is_closed=addresses.is_closed
+        )
         if isinstance(known, UnavailableError):
-            self._addresses.leave(self._address)
+            addresses.leave(self._address)
         return known

@@ -58,11 +58,28 @@ _CLASSES: dict[grpc.StatusCode, type[TandemError]] = {
 _TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")  # gRPC's own words
 
 
-def from_rpc_error(error: Any, address: str, timeout_s: float | None, dialer: Dialer) -> TandemError:
-    """The typed error for a grpc.RpcError (a finished call as well) of a call to `address` with this timeout."""
+def closed_error() -> TandemError:
+    """Of a call that was not over when its client was closed."""
+    return TandemError("CANCELLED", "the client was closed during the call")
+
+
+def from_rpc_error(
+    error: Any, address: str, timeout_s: float | None, dialer: Dialer, *, is_closed: bool = False
+) -> TandemError:
+    """The typed error for a grpc.RpcError (a finished call as well) of a call to `address` with this timeout.
+
+    `is_closed`: the client is closed, which cancels its calls.
+    """
     code: grpc.StatusCode = error.code()
     no_connection = _no_connection(error, address, dialer)
     details = _in_words(error, address, timeout_s, no_connection)
+    if code is grpc.StatusCode.CANCELLED:
+        if is_closed:
+            return closed_error()
+        # A server that stops listening says it of calls that it has not taken yet:
+        # https://github.com/grpc/grpc/issues/41785
+        code = grpc.StatusCode.UNAVAILABLE
+        details = f"{address} dropped the call (gRPC: {details}), as a service does that is shutting down"
     if code is grpc.StatusCode.UNIMPLEMENTED and details.startswith("Method not found"):  # gRPC's own words
         details = f"the service at {address} is not an orchestrator; is it the target's or the draft's port?"
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and (sizes := _TOO_LARGE.search(details)):

@@ -10,7 +10,7 @@ import grpc
 
 from tandem import codec
 from tandem.client_answers import Answer, AnswersFolder
-from tandem.client_errors import TandemError
+from tandem.client_errors import TandemError, closed_error
 from tandem.client_result import Chunk, GenerationResult
 from tandem.client_resume import Patience, Resumption
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
@@ -117,7 +117,7 @@ class Generation(GenerationBase):
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     raise
-                raise TandemError("CANCELLED", "the client was closed during the call") from None
+                raise closed_error() from None
             finally:
                 call.cancel()
             await asyncio.sleep(wait_s)

@@ -33,9 +33,9 @@ const LONGEST_WAIT_MS = 3_000;
 /**
  * The events of one GenerateRequest as they come: `started`, then chunks, and a `complete` for each answer.
  *
- * UNAVAILABLE is asked again, of the next address, with what has arrived: nothing comes twice, and under the policies
- * `greedy` and `coupled` the tokens are those of an answer that was never cut off. Every other status is thrown, as is
- * UNAVAILABLE after `tries` calls in a row without a token. `signal` cancels, and so does leaving the loop: the services
+ * UNAVAILABLE, or CANCELLED that nobody asked for, is asked again, of the next address, with what has arrived: nothing
+ * comes twice, and under the policies `greedy` and `coupled` the tokens are those of an answer that was never cut off.
+ * Every other status is thrown, as are these after `tries` calls in a row without a token. `signal` cancels, and so does leaving the loop: the services
  * forget the request within a round. `authority`: a Buffer of PEM certificates, for TLS. `token`: sent with every call,
  * in clear text to this machine only.
  */
@@ -62,7 +62,9 @@ export async function* generate(addresses, request, { signal, tries = 12, author
       return;
     } catch (error) {
       failures += 1;
-      if (error.code !== grpc.status.UNAVAILABLE || failures >= tries) throw error;
+      // CANCELLED, where nobody has: a server that stops listening says so of calls that it had not taken yet.
+      const isUntaken = error.code === grpc.status.CANCELLED && !signal?.aborted;
+      if ((error.code !== grpc.status.UNAVAILABLE && !isUntaken) || failures >= tries) throw error;
     }
     const resume = [...arrived].map(([sample_index, token_ids]) => ({ sample_index, token_ids }));
     request = { ...request, resume };

@@ -2,7 +2,9 @@
 
 import asyncio
 import gc
+import time
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -21,6 +23,7 @@ from tandem.client import (
     UnavailableError,
     UnsupportedError,
 )
+from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.serving.channels import AddressError
 from tandem.serving.errors import ServiceError
 from tandem.types import DraftProbsTransport, FinishReason, TokenLogprobs, VerificationPolicy
@@ -116,6 +119,41 @@ def test_every_status_has_its_error(kind: str, status: grpc.StatusCode, error: t
                 await complete_with(kind, address)
         assert type(caught.value) is error
         assert (caught.value.code, caught.value.message) == (status.name, "why")
+
+    run(scenario())
+
+
+@BOTH
+def test_a_call_that_nobody_cancelled_was_dropped_by_a_server_that_shuts_down(kind: str) -> None:
+    async def scenario() -> None:
+        async with serving(ScriptedServicer([], ServiceError(grpc.StatusCode.CANCELLED, "CANCELLED"))) as address:
+            with pytest.raises(UnavailableError, match=rf"{address} dropped the call \(gRPC: CANCELLED\)"):
+                await complete_with(kind, address)
+
+    run(scenario())
+
+
+def test_calls_that_a_server_has_not_taken_when_it_stops_listening_go_on_at_the_next() -> None:
+    async def scenario() -> None:
+        server = grpc.aio.server()
+        orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(ScriptedServicer(FULL), server)
+        stopping = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        async with serving(ScriptedServicer(FULL)) as address:
+            generations = []
+
+            def call() -> str:
+                with SyncTandemClient(f"{stopping},{address}", resume=True) as client:
+                    generation = client.generate("hi")
+                    generations.append(generation)
+                    return "".join(part.text for part in generation)
+
+            with ThreadPoolExecutor() as threads:
+                calls = [asyncio.get_running_loop().run_in_executor(threads, call) for _ in range(4)]
+                time.sleep(1.0)  # noqa: ASYNC251 - as a busy loop, which has one call taken and lets the others wait
+                await server.stop(10.0)
+                assert await asyncio.gather(*calls) == ["abc"] * 4
+        assert sum(generation.num_resumes > 0 for generation in generations) > 0
 
     run(scenario())
 
@@ -240,6 +278,22 @@ def test_closing_the_client_ends_its_calls_with_an_error() -> None:
             await client.close()
             with pytest.raises(TandemError, match="CANCELLED"):
                 await task
+
+    run(scenario())
+
+
+def test_closing_the_blocking_client_ends_its_calls_with_the_same_error() -> None:
+    async def scenario() -> None:
+        servicer = ScriptedServicer([started()], hangs=True)
+        async with serving(servicer) as address:
+            client = SyncTandemClient(address, resume=True)
+            call = asyncio.create_task(asyncio.to_thread(client.complete, "hi"))
+            await until(lambda: servicer.num_open == 1)
+            client.close()
+            with pytest.raises(TandemError, match="CANCELLED: the client was closed during the call"):
+                await call
+            with pytest.raises(TandemError, match="CANCELLED: the client is closed"):
+                client.info()
 
     run(scenario())
 

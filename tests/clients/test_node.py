@@ -1,5 +1,6 @@
 """The client in Node.js against real processes: the Python client's tokens, cancels, statuses, a lost orchestrator."""
 
+import asyncio
 import fcntl
 import json
 import os
@@ -11,11 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from tandem.client import SyncTandemClient
 from tandem.processes import ClusterPlan, LocalCluster, ServiceProcess
+from tandem.serving.errors import ServiceError
 from tests.certificates import Authority
+from tests.client.scripted_server import FULL, ScriptedServicer, serving
 from tests.e2e.test_command_line import wait_until_idle
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "node"
@@ -182,6 +186,18 @@ def test_an_answer_goes_on_at_the_next_orchestrator_with_the_same_tokens(
         expected = client.complete("hello world", max_tokens=400, ignore_eos=True, seed=seed)
         assert tokens(heard) == expected.token_ids
         assert wait_until_idle(client)
+
+
+def test_a_call_that_a_stopping_server_drops_goes_on_at_the_next_orchestrator(node: str) -> None:
+    async def scenario() -> None:
+        dropping = ScriptedServicer([], ServiceError(grpc.StatusCode.CANCELLED, "CANCELLED"))
+        async with serving(dropping) as first, serving(ScriptedServicer(FULL)) as second:
+            answer = await asyncio.to_thread(run, node, f"{first},{second}", "--json")
+        assert (answer.returncode, answer.stderr) == (0, "")
+        assert tokens(events(answer.stdout)) == (1, 2, 3, 4)
+        assert len(dropping.requests) == 1
+
+    asyncio.run(asyncio.wait_for(scenario(), WITHIN_S))
 
 
 def test_it_calls_in_tls_with_a_token_and_is_told_what_it_lacks(
